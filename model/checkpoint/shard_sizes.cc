@@ -85,12 +85,14 @@ class HeldBytes {
     return std::max<int64_t>(1, matrix.num_slices / tp_);
   }
 
-  // As a StageLoader does: one part that is quantized in the checkpoint has the others quantized,
-  // too, and what is spared becomes what is asked for.
+  // As a StageLoader does: what is spared becomes what is asked for, and where that is nothing, has
+  // the other parts of the same product become numbers, too.
   Quantization KeptAs(const HeldMatrix& matrix, LayerMatrixSet spared) const {
     if (!config_.stored.has_value() || HasAll(spared, matrix.parts)) {
       return held_.quantization;
     }
+    const bool spares_some = (spared & matrix.parts) != 0;
+    if (spares_some && held_.quantization == Quantization::kNone) return Quantization::kNone;
     const bool stays_float8 =
         held_.keeps_float8 && config_.stored->is_float8() && SuitsFp8(matrix.rows, matrix.columns);
     if (stays_float8) return Quantization::kFp8;

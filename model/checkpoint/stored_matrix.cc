@@ -117,10 +117,12 @@ absl::StatusOr<StoredMatrix> OpenQuantized(const Checkpoint& checkpoint, const M
   const ModelConfig& config = checkpoint.config();
   StoredMatrix opened;
   opened.dtype = config.dtype;
-  opened.native = config.stored->native(matrix.columns, matrix.num_k_slices);
+  if (!matrix.as_numbers) {
+    opened.native = config.stored->native(matrix.columns, matrix.num_k_slices);
+  }
   if (opened.native != Quantization::kNone) {
     ASSIGN_OR_RETURN(opened.sources, NativeSources(checkpoint, matrix));
-  } else if (matrix.keeps_float8 && config.stored->is_float8()) {
+  } else if (matrix.keeps_float8 && !matrix.as_numbers && config.stored->is_float8()) {
     ASSIGN_OR_RETURN(opened.sources, Float8Sources(checkpoint, matrix));
     opened.native = Quantization::kFp8;
     opened.activation_bound = config.stored->activation_bound;

@@ -63,6 +63,7 @@ struct MatrixName {
   int64_t columns = 0;
   int num_k_slices = 1;
   bool keeps_float8 = false;  // FP8 becomes Quantization::kFp8, not numbers
+  bool as_numbers = false;    // whatever it is stored as
 };
 absl::StatusOr<StoredMatrix> OpenMatrix(const Checkpoint& checkpoint, const MatrixName& matrix);
 

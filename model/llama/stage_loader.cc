@@ -66,6 +66,15 @@ DType StageLoader::KeptDType(std::initializer_list<DType> dtypes) const {
   return HeldDType(source_.dtype, CommonDType(dtypes), backend_.HoldsF16());
 }
 
+bool StageLoader::SparesSome(int64_t layer, std::initializer_list<const char*> names) const {
+  if (source_.quantize != Quantization::kNone) return false;
+  const auto is_quantized = [&](const char* name) {
+    return source_.checkpoint.HasQuantized(LayerTensor(layer, name));
+  };
+  const auto num_quantized = std::count_if(names.begin(), names.end(), is_quantized);
+  return num_quantized > 0 && num_quantized < std::ssize(names);
+}
+
 LinearShape StageLoader::Kept(std::initializer_list<const StoredMatrix*> matrices,
                               LinearShape shape) const {
   DType dtype = (*matrices.begin())->dtype;
@@ -150,11 +159,14 @@ absl::Status StageLoader::AddAttention(int64_t layer, LayerWeights& weights) {
   const int64_t head_dim = shape_.head_dim;
   const int64_t q_rows = config_.num_heads * head_dim;
   const int64_t kv_rows = config_.num_kv_heads * head_dim;
+  const bool qkv_as_numbers =
+      SparesSome(layer, {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"});
   const auto open_qkv = [&](const char* name, int64_t rows) {
     return Open({.name = LayerTensor(layer, name),
                  .rows = rows,
                  .columns = hidden,
-                 .keeps_float8 = backend_.HoldsFp8(shape_.qkv_width(), hidden)});
+                 .keeps_float8 = backend_.HoldsFp8(shape_.qkv_width(), hidden),
+                 .as_numbers = qkv_as_numbers});
   };
   ASSIGN_OR_RETURN(const auto* q, open_qkv("self_attn.q_proj", q_rows));
   ASSIGN_OR_RETURN(const auto* k, open_qkv("self_attn.k_proj", kv_rows));
@@ -206,11 +218,13 @@ absl::Status StageLoader::AddMlp(int64_t layer, LayerWeights& weights) {
   const int64_t hidden = shape_.hidden;
   const int64_t whole = config_.intermediate_size;
   const int64_t mine = shape_.intermediate.size();
+  const bool gate_up_as_numbers = SparesSome(layer, {"mlp.gate_proj", "mlp.up_proj"});
   const auto open_gate_up = [&](const char* name) {
     return Open({.name = LayerTensor(layer, name),
                  .rows = whole,
                  .columns = hidden,
-                 .keeps_float8 = backend_.HoldsFp8(2 * mine, hidden)});
+                 .keeps_float8 = backend_.HoldsFp8(2 * mine, hidden),
+                 .as_numbers = gate_up_as_numbers});
   };
   ASSIGN_OR_RETURN(const auto* gate, open_gate_up("mlp.gate_proj"));
   ASSIGN_OR_RETURN(const auto* up, open_gate_up("mlp.up_proj"));

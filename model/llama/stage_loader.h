@@ -63,6 +63,9 @@ class StageLoader {
   void AddRows(const StoredMatrix* matrix, Range rows, Range columns, Layer& layer,
                int64_t first_row);
   DType KeptDType(std::initializer_list<DType> dtypes) const;
+  // Of matrices that are multiplied as one: the checkpoint spares some of them but not all, and
+  // nobody asks for less than it has. Then all are held as numbers.
+  bool SparesSome(int64_t layer, std::initializer_list<const char*> names) const;
   // What matrices that are multiplied as one become: `shape`, as those of this form are held.
   LinearShape Kept(std::initializer_list<const StoredMatrix*> matrices, LinearShape shape) const;
 

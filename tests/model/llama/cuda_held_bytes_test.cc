@@ -117,7 +117,7 @@ TEST(CudaHeldBytesTest, OfFloat8CheckpointsByWhatTheySpare) {
       {},
       SparedByMeta(config),
       {"model.layers.1.mlp.down_proj", "model.layers.2.self_attn.o_proj"},
-      // Beside one that is quantized, fused ones are, too.
+      // Beside these, fused ones become numbers, too.
       {"model.layers.0.self_attn.q_proj", "model.layers.0.mlp.gate_proj"},
       MatrixNames(config)};
   for (const std::vector<std::string>& spared : spared_modules) {
