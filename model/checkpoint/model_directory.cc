@@ -1,6 +1,7 @@
 #include "model/checkpoint/model_directory.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -19,6 +20,24 @@ namespace fs = std::filesystem;
 absl::Status WriteError(const fs::path& path, int error) {
   const std::string message = absl::StrCat(path.string(), ": ", std::strerror(error));
   return error == ENOSPC ? absl::ResourceExhaustedError(message) : absl::UnavailableError(message);
+}
+
+// Until what was written to the file, or the directory's entries, would survive a crash.
+absl::Status Sync(const fs::path& path) {
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return WriteError(path, errno);
+  const int error = fsync(fd) == 0 ? 0 : errno;
+  close(fd);
+  // Some file systems have nothing to do for directories and say EINVAL.
+  return error == 0 || error == EINVAL ? absl::OkStatus() : WriteError(path, error);
+}
+
+// A directory cannot be renamed to one on another disk than its own.
+bool IsMountPoint(const fs::path& directory) {
+  struct stat info;
+  struct stat parent;
+  return ::stat(directory.c_str(), &info) == 0 &&
+         ::stat((directory / "..").c_str(), &parent) == 0 && info.st_dev != parent.st_dev;
 }
 
 }  // namespace
@@ -55,12 +74,16 @@ absl::Status OutputFile::Close() {
 
 absl::StatusOr<std::unique_ptr<TemporaryDirectory>> TemporaryDirectory::CreateBeside(
     const fs::path& output) {
-  fs::path path = output;
-  path += absl::StrCat(".partial-", getpid());
   std::error_code error;
-  fs::create_directories(path, error);
-  if (error) {
-    return absl::UnavailableError(absl::StrCat(path.string(), ": ", error.message()));
+  fs::create_directories(fs::absolute(output).parent_path(), error);
+  if (error) return absl::UnavailableError(absl::StrCat(output.string(), ": ", error.message()));
+  constexpr int kMaxLeftOver = 1000;
+  const std::string name = absl::StrCat(output.string(), ".partial-", getpid());
+  fs::path path = name;
+  // Not mkdtemp, whose directories only their owner may read.
+  for (int i = 1; mkdir(path.c_str(), 0777) != 0; ++i) {
+    if (errno != EEXIST || i > kMaxLeftOver) return WriteError(path, errno);
+    path = absl::StrCat(name, "-", i);
   }
   return std::unique_ptr<TemporaryDirectory>(new TemporaryDirectory(std::move(path)));
 }
@@ -72,22 +95,46 @@ TemporaryDirectory::~TemporaryDirectory() {
 
 absl::Status TemporaryDirectory::MoveTo(const fs::path& output) {
   std::error_code error;
+  for (fs::directory_iterator entry(path_, error); !error && entry != fs::directory_iterator();
+       entry.increment(error)) {
+    RETURN_IF_ERROR(Sync(entry->path()));
+  }
+  if (error) return absl::UnavailableError(absl::StrCat(path_.string(), ": ", error.message()));
+  RETURN_IF_ERROR(Sync(path_));
   fs::rename(path_, output, error);
   if (error) {
     return absl::UnavailableError(absl::StrCat(output.string(), ": ", error.message()));
   }
   path_.clear();
-  return absl::OkStatus();
+  return Sync(fs::absolute(output).parent_path());
 }
 
 absl::StatusOr<fs::path> CheckedOutput(const fs::path& wanted) {
   const fs::path output = wanted.has_filename() ? wanted : wanted.parent_path();
   if (output.empty()) return absl::InvalidArgumentError("the output directory's name is empty");
+  const std::string text = output.string();
+  if (output.filename() == "." || output.filename() == ".." || !output.has_filename()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(text, ": not a name for the output directory; give one that is new"));
+  }
   std::error_code error;
-  if (fs::exists(output, error) &&
-      !(fs::is_directory(output, error) && fs::is_empty(output, error))) {
+  const fs::file_status status = fs::symlink_status(output, error);
+  if (status.type() == fs::file_type::not_found) return output;
+  if (error) return absl::UnavailableError(absl::StrCat(text, ": ", error.message()));
+  if (status.type() == fs::file_type::symlink) {
     return absl::AlreadyExistsError(
-        absl::StrCat(output.string(), ": exists already; remove it or choose another directory"));
+        absl::StrCat(text, ": is a link; remove it or choose another directory"));
+  }
+  const bool is_empty = status.type() == fs::file_type::directory && fs::is_empty(output, error);
+  if (error) return absl::UnavailableError(absl::StrCat(text, ": ", error.message()));
+  if (!is_empty) {
+    return absl::AlreadyExistsError(
+        absl::StrCat(text, ": exists already; remove it or choose another directory"));
+  }
+  if (IsMountPoint(output)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        text, ": another disk is mounted here, and only a new directory can be written; choose ",
+        (output / "MODEL").string()));
   }
   return output;
 }

@@ -40,6 +40,8 @@ class OutputFile {
 // A directory that disappears with everything in it unless it is moved to its final name.
 class TemporaryDirectory {
  public:
+  // A new one, whatever others have left there: OUTPUT.partial-PID, or with a number behind it
+  // (containers give the same process ids again).
   static absl::StatusOr<std::unique_ptr<TemporaryDirectory>> CreateBeside(
       const std::filesystem::path& output);
   ~TemporaryDirectory();
@@ -47,7 +49,8 @@ class TemporaryDirectory {
   TemporaryDirectory& operator=(const TemporaryDirectory&) = delete;
 
   const std::filesystem::path& path() const { return path_; }
-  // An empty directory of that name is replaced.
+  // When all in it is on disk, so that a crash leaves the whole model or none. An empty directory
+  // of that name is replaced.
   absl::Status MoveTo(const std::filesystem::path& output);
 
  private:
@@ -55,8 +58,10 @@ class TemporaryDirectory {
   std::filesystem::path path_;
 };
 
-// The directory's name without a trailing slash, so that a suffix can be added. INVALID_ARGUMENT
-// without a name, ALREADY_EXISTS unless it is new or empty.
+// The directory's name without a trailing slash, so that a suffix can be added. Whatever would keep
+// TemporaryDirectory::MoveTo from that name at the end of the work: INVALID_ARGUMENT without a name
+// of its own ("", ".", "..") or for a mount point, ALREADY_EXISTS unless it is new or empty, or for
+// a link; UNAVAILABLE where it cannot be looked at.
 absl::StatusOr<std::filesystem::path> CheckedOutput(const std::filesystem::path& output);
 // RESOURCE_EXHAUSTED with the numbers. directory: the temporary one.
 absl::Status CheckDiskSpace(const std::filesystem::path& directory, int64_t needed_bytes);

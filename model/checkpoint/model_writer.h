@@ -24,7 +24,7 @@ using SynthesisProgress = std::function<bool(int64_t bytes_done, int64_t bytes_t
 struct SynthesizeOptions {
   std::string shape;  // a built-in shape's name (model_shapes.h), or the path of a config.json or
                       // its directory
-  std::filesystem::path output;       // must not exist, or be an empty directory
+  std::filesystem::path output;       // CheckedOutput's
   std::optional<int64_t> num_layers;  // instead of the shape's
   std::optional<DType> dtype;         // instead of the shape's
   uint64_t seed = 0;
@@ -43,8 +43,8 @@ struct SynthesizedModel {
 absl::StatusOr<ModelConfig> SynthesizedConfig(const SynthesizeOptions& options);
 
 // Builds everything beside output under a temporary name and renames it when complete; nothing is
-// left on errors. INVALID_ARGUMENT (shape, overrides), ALREADY_EXISTS (output), RESOURCE_EXHAUSTED
-// (disk space, with the numbers), UNAVAILABLE (write errors), CANCELLED.
+// left on errors. INVALID_ARGUMENT (shape, overrides), RESOURCE_EXHAUSTED (disk space, with the
+// numbers), UNAVAILABLE (write errors), CANCELLED; for the output CheckedOutput's.
 absl::StatusOr<SynthesizedModel> SynthesizeModel(const SynthesizeOptions& options);
 
 }  // namespace lockstep

@@ -1,7 +1,10 @@
 #include "model/checkpoint/model_writer.h"
 
+#include <unistd.h>
+
 #include <cmath>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "model/checkpoint/llama_tensors.h"
@@ -168,6 +171,52 @@ TEST(ModelWriter, ExistingFilesAreKept) {
   const auto model = SynthesizeModel(Tiny(directory.path() / "model"));
   EXPECT_EQ(model.status().code(), absl::StatusCode::kAlreadyExists);
   EXPECT_EQ(ReadFile(directory.path() / "model/mine.txt"), "x");
+}
+
+TEST(ModelWriter, WhatAnotherProcessLeftUnderTheTemporaryNameStays) {
+  const TempDirectory directory;
+  const std::string left = absl::StrCat("model.partial-", ::getpid());
+  directory.Write(left + "/config.json", "theirs");
+  directory.Write(left + "-1", "a file");
+  SynthesizeOptions options = Tiny(directory.path() / "model");
+  options.progress = [](int64_t, int64_t) { return false; };
+  EXPECT_EQ(SynthesizeModel(options).status().code(), absl::StatusCode::kCancelled);
+  options.progress = nullptr;
+  Synthesize(options);
+  EXPECT_EQ(ReadFile(directory.path() / left / "config.json"), "theirs");
+  EXPECT_EQ(std::distance(fs::directory_iterator(directory.path() / left), {}), 1);
+  EXPECT_EQ(std::distance(fs::directory_iterator(directory.path()), {}), 3);
+}
+
+TEST(ModelWriter, TheDirectoryIsOpenToWhomTheUsualOnesAre) {
+  const TempDirectory directory;
+  Synthesize(Tiny(directory.path() / "model"));
+  fs::create_directory(directory.path() / "usual");
+  EXPECT_EQ(fs::status(directory.path() / "model").permissions(),
+            fs::status(directory.path() / "usual").permissions());
+}
+
+TEST(ModelWriter, NamesThatCannotBeTakenAreRefusedBeforeTheWork) {
+  const TempDirectory directory;
+  fs::create_directory(directory.path() / "empty");
+  fs::create_directory_symlink(directory.path() / "empty", directory.path() / "link");
+  fs::create_directory_symlink(directory.path() / "nowhere", directory.path() / "dangling");
+  const auto error = [](const fs::path& output) {
+    SynthesizeOptions options = Tiny(output);
+    options.progress = [](int64_t, int64_t) {
+      ADD_FAILURE() << "is written";
+      return false;
+    };
+    return std::string(SynthesizeModel(options).status().message());
+  };
+  for (const char* name : {"empty/.", "empty/..", "empty/./"}) {
+    EXPECT_THAT(error(directory.path() / name), HasSubstr("not a name")) << name;
+  }
+  for (const char* name : {".", "..", "./", "/"}) EXPECT_THAT(error(name), HasSubstr("not a name"));
+  for (const char* name : {"link", "dangling", "link/"}) {
+    EXPECT_THAT(error(directory.path() / name), HasSubstr("is a link")) << name;
+  }
+  EXPECT_EQ(std::distance(fs::directory_iterator(directory.path()), {}), 3);
 }
 
 TEST(ModelWriter, ProgressReachesTheTotalAndMayStop) {
