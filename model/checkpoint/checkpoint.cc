@@ -25,9 +25,15 @@ constexpr int64_t kMaxConfigBytes = 1 << 20;
 constexpr int64_t kMaxIndexBytes = 64 << 20;
 constexpr size_t kMaxFiles = 4096;
 
-bool Exists(const fs::path& path) {
+// UNAVAILABLE or PERMISSION_DENIED naming it where that cannot be told: what is hidden is not what
+// is missing.
+absl::StatusOr<bool> Exists(const fs::path& path) {
   std::error_code error;
-  return fs::exists(path, error);
+  const bool exists = fs::exists(path, error);
+  if (!error) return exists;
+  const std::string text = absl::StrCat(path.string(), ": ", error.message());
+  return error == std::errc::permission_denied ? absl::PermissionDeniedError(text)
+                                               : absl::UnavailableError(text);
 }
 
 // "meta-llama/Llama-3.2-1B": one slash, not a path someone would write for a directory.
@@ -40,7 +46,8 @@ bool LooksLikeHubName(const std::string& text) {
 absl::Status CheckDirectory(const fs::path& directory) {
   const std::string text = directory.string();
   if (text.empty()) return absl::NotFoundError("the model directory's name is empty");
-  if (!Exists(directory)) {
+  ASSIGN_OR_RETURN(const bool is_there, Exists(directory));
+  if (!is_there) {
     return absl::NotFoundError(
         LooksLikeHubName(text)
             ? absl::StrCat(text,
@@ -54,8 +61,9 @@ absl::Status CheckDirectory(const fs::path& directory) {
     return absl::InvalidArgumentError(absl::StrCat(
         text, ": not a directory; pass the directory that holds config.json and *.safetensors"));
   }
-  if (Exists(directory / "config.json")) return absl::OkStatus();
-  const bool is_meta_layout = Exists(directory / "params.json");
+  ASSIGN_OR_RETURN(const bool has_config, Exists(directory / "config.json"));
+  if (has_config) return absl::OkStatus();
+  ASSIGN_OR_RETURN(const bool is_meta_layout, Exists(directory / "params.json"));
   return absl::NotFoundError(
       absl::StrCat(text, ": no config.json here",
                    is_meta_layout ? "; this is Meta's original layout, pass the Hugging Face one"
@@ -136,7 +144,8 @@ absl::Status Checkpoint::LoadConfigs() {
   if (!config.ok()) return InFile(directory_, config.status());
   config_ = *std::move(config);
   const fs::path generation = directory_ / "generation_config.json";
-  if (!Exists(generation)) return absl::OkStatus();
+  ASSIGN_OR_RETURN(const bool has_defaults, Exists(generation));
+  if (!has_defaults) return absl::OkStatus();
   ASSIGN_OR_RETURN(const std::string defaults, ReadTextFile(generation, kMaxConfigBytes));
   absl::StatusOr<GenerationDefaults> parsed = ParseGenerationConfig(defaults, config_);
   if (!parsed.ok()) return InFile(directory_, parsed.status());
@@ -183,14 +192,18 @@ absl::Status Checkpoint::AddIndexedFiles(const std::filesystem::path& index) {
 // A single file wins over an index, as in transformers.
 absl::Status Checkpoint::AddFiles() {
   const fs::path index = directory_ / "model.safetensors.index.json";
-  if (Exists(directory_ / "model.safetensors")) return AddFile("model.safetensors");
-  if (Exists(index)) return AddIndexedFiles(index);
+  ASSIGN_OR_RETURN(const bool is_single, Exists(directory_ / "model.safetensors"));
+  if (is_single) return AddFile("model.safetensors");
+  ASSIGN_OR_RETURN(const bool is_indexed, Exists(index));
+  if (is_indexed) return AddIndexedFiles(index);
+  bool is_pickled = false;
+  for (const char* name : {"pytorch_model.bin", "pytorch_model.bin.index.json"}) {
+    ASSIGN_OR_RETURN(const bool is_there, Exists(directory_ / name));
+    is_pickled |= is_there;
+  }
   return absl::NotFoundError(absl::StrCat(
       directory_.string(), ": neither model.safetensors nor model.safetensors.index.json is here",
-      Exists(directory_ / "pytorch_model.bin") ||
-              Exists(directory_ / "pytorch_model.bin.index.json")
-          ? "; convert pytorch_model.bin to safetensors first"
-          : ""));
+      is_pickled ? "; convert pytorch_model.bin to safetensors first" : ""));
 }
 
 absl::StatusOr<std::unique_ptr<Checkpoint>> Checkpoint::Open(const fs::path& directory) {
