@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstring>
+#include <iterator>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -40,6 +43,7 @@ struct Place {
 // Rows of a matrix to quantize, or bytes of a tensor to copy.
 struct Task {
   const StoredMatrix* matrix = nullptr;
+  std::string name = {};  // the matrix's
   int64_t columns = 0;
   QuantizedGroups groups = {};  // of a row, which is not cut
   Place values = {};
@@ -97,6 +101,9 @@ class ModelQuantizer {
   absl::Status status_;
 };
 
+// A group with a number that is not has the scale NaN.
+bool IsFinite(uint16_t bf16_bits) { return std::isfinite(ToFloat(BF16{bf16_bits})); }
+
 bool IsLayerMatrix(const TensorSpec& spec) {
   return spec.shape.size() == 2 && absl::StartsWith(spec.name, "model.layers.");
 }
@@ -135,6 +142,7 @@ absl::Status ModelQuantizer::PlanMatrix(const TensorSpec& spec,
   tensors.push_back(TensorToWrite({name + ".weight_shape", {2}}, "I64", 8));
   for (int64_t row = 0; row < rows; row += kRowsTogether) {
     tasks_.push_back({.matrix = matrices_.back().get(),
+                      .name = name,
                       .columns = columns,
                       .groups = groups,
                       .part = {row, std::min(row + kRowsTogether, rows)}});
@@ -218,8 +226,14 @@ absl::Status ModelQuantizer::QuantizeRows(const Task& task, Buffers& buffers,
   for (int64_t row = 0; row < task.part.size(); ++row) {
     WidenRow(static_cast<const std::byte*>(rows.data) + row * rows.row_stride_bytes, rows.dtype,
              task.columns, buffers.wide.data());
+    uint16_t* const scales = &buffers.scales[static_cast<size_t>(row * num_groups)];
     QuantizeRow(task, buffers.wide.data(), &buffers.values[static_cast<size_t>(row * row_bytes)],
-                &buffers.scales[static_cast<size_t>(row * num_groups)]);
+                scales);
+    if (!std::all_of(scales, scales + num_groups, IsFinite)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          checkpoint_.directory().string(), ": the matrix ", task.name, " has a NaN or an infinity",
+          " in row ", task.part.begin + row, ", of which there are no integers"));
+    }
   }
   RETURN_IF_ERROR(files[task.values.file]->WriteAt(task.values.offset + task.part.begin * row_bytes,
                                                    buffers.values.data(),
@@ -266,24 +280,36 @@ absl::Status WriteConfig(const fs::path& input, const fs::path& output, Quantiza
 }
 
 // Tokenizer, generation defaults, chat template, licence: whatever is small and no weights.
-absl::Status CopyOtherFiles(const fs::path& input, const fs::path& output) {
+bool IsCopied(const std::string& name) {
+  constexpr absl::string_view kEndings[] = {".json", ".jinja", ".model", ".txt", ".md"};
+  if (name == "config.json" || absl::EndsWith(name, ".safetensors.index.json")) return false;
+  return absl::StartsWith(name, "LICENSE") ||
+         std::any_of(std::begin(kEndings), std::end(kEndings),
+                     [&](absl::string_view ending) { return absl::EndsWith(name, ending); });
+}
+
+absl::Status CopyFile(const fs::directory_entry& from, const fs::path& output) {
   constexpr uintmax_t kMaxBytes = 256 << 20;
   std::error_code error;
-  for (const fs::directory_entry& entry : fs::directory_iterator(input, error)) {
-    const std::string name = entry.path().filename().string();
-    const bool is_text = absl::EndsWith(name, ".json") || absl::EndsWith(name, ".jinja") ||
-                         absl::EndsWith(name, ".model") || absl::EndsWith(name, ".txt") ||
-                         absl::EndsWith(name, ".md") || absl::StartsWith(name, "LICENSE");
-    if (!is_text || name == "config.json" || absl::EndsWith(name, ".safetensors.index.json") ||
-        !entry.is_regular_file(error) || entry.file_size(error) > kMaxBytes) {
-      continue;
-    }
-    fs::copy_file(entry.path(), output / name, error);
-    if (error) {
-      return absl::UnavailableError(absl::StrCat((output / name).string(), ": ", error.message()));
-    }
+  if (from.is_regular_file(error) && from.file_size(error) <= kMaxBytes && !error) {
+    fs::copy_file(from.path(), output / from.path().filename(), error);
   }
-  return absl::OkStatus();
+  if (!error) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat(from.path().string(), ": ", error.message()));
+}
+
+// A directory that cannot be listed may hold such files, and a model without its tokenizer is
+// another one.
+absl::Status CopyOtherFiles(const fs::path& input, const fs::path& output) {
+  std::error_code error;
+  fs::directory_iterator entry(input, error);
+  for (; !error && entry != fs::directory_iterator(); entry.increment(error)) {
+    if (!IsCopied(entry->path().filename().string())) continue;
+    RETURN_IF_ERROR(CopyFile(*entry, output));
+  }
+  if (!error) return absl::OkStatus();
+  return absl::UnavailableError(
+      absl::StrCat(input.string(), ": cannot be listed: ", error.message()));
 }
 
 }  // namespace

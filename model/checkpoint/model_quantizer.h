@@ -27,7 +27,7 @@ namespace lockstep {
 
 struct QuantizeOptions {
   std::filesystem::path input;
-  std::filesystem::path output;  // must not exist, or be an empty directory
+  std::filesystem::path output;  // CheckedOutput's
   Quantization quantization = Quantization::kInt8;
   int64_t max_shard_bytes = 5'000'000'000;
   int num_threads = 0;  // 0: one per core
@@ -43,8 +43,8 @@ struct QuantizedModel {
 };
 
 // Nothing is left on errors: those of Checkpoint::Open and CheckLlamaTensors; INVALID_ARGUMENT (the
-// input is in our format already), ALREADY_EXISTS (output), RESOURCE_EXHAUSTED (disk space),
-// UNAVAILABLE (read and write errors), CANCELLED.
+// input is in our format already; a matrix has a NaN or an infinity: named), RESOURCE_EXHAUSTED
+// (disk space), UNAVAILABLE (read and write errors), CANCELLED; for the output CheckedOutput's.
 absl::StatusOr<QuantizedModel> QuantizeModel(const QuantizeOptions& options);
 
 }  // namespace lockstep
