@@ -144,6 +144,7 @@ int RunQuantize(const QuantizeCommandOptions& options) {
                 options.format.c_str(), FormatBytes(model->output_bytes).c_str(),
                 FormatBytes(model->input_bytes).c_str(), model->num_files,
                 model->num_files == 1 ? "" : "s", FormatSeconds(progress.Seconds()).c_str());
+    std::printf("Stored as %s\n", model->loading_text.c_str());
   }
   return kExitOk;
 }

@@ -336,9 +336,11 @@ absl::StatusOr<QuantizedModel> QuantizeModel(const QuantizeOptions& options) {
   RETURN_IF_ERROR(
       quantizer.Write(files, options.num_threads > 0 ? options.num_threads : num_cores));
   for (const auto& file : files) RETURN_IF_ERROR(file->Close());
+  ASSIGN_OR_RETURN(const auto written, Checkpoint::Open(directory->path()));
   RETURN_IF_ERROR(directory->MoveTo(output));
   return QuantizedModel{checkpoint->total_bytes(), quantizer.output_bytes(),
-                        static_cast<int>(quantizer.files().size())};
+                        static_cast<int>(quantizer.files().size()),
+                        written->config().LoadingText(Quantization::kNone, /*tp=*/1)};
 }
 
 }  // namespace lockstep

@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -40,6 +41,7 @@ struct QuantizedModel {
   int64_t input_bytes = 0;  // of tensors
   int64_t output_bytes = 0;
   int num_files = 0;
+  std::string loading_text;  // ModelConfig::LoadingText of the output, for the usual layouts
 };
 
 // Nothing is left on errors: those of Checkpoint::Open and CheckLlamaTensors; INVALID_ARGUMENT (the

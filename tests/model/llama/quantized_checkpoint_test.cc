@@ -40,6 +40,7 @@ class QuantizedCheckpointTest : public ::testing::TestWithParam<std::tuple<DType
     EXPECT_LT(written->output_bytes, written->input_bytes);
     auto opened = Checkpoint::Open(output);
     EXPECT_TRUE(opened.ok()) << opened.status();
+    EXPECT_EQ(written->loading_text, (*opened)->config().LoadingText(Quantization::kNone, 1));
     EXPECT_TRUE(CheckLlamaTensors(**opened).ok()) << CheckLlamaTensors(**opened);
     EXPECT_TRUE(UnknownTensors(**opened).empty());
     return *std::move(opened);
