@@ -209,9 +209,7 @@ void AddLoadFlags(CLI::App& command, PlanOptions& options) {
                   "requests at the same time (default: 64; --gpu cpu: 1)")
       ->type_name("N")
       ->check(Between(1, 1e7));
-  command
-      .add_option("--rate", options.rate,
-                  "or: requests that arrive, like 2/s or 120/min; without a unit, a second")
+  command.add_option("--rate", options.rate, "or: requests that arrive, like 2/s")
       ->type_name("RATE");
   command
       .add_option("--trace", options.trace,
@@ -229,13 +227,10 @@ void AddLoadFlags(CLI::App& command, PlanOptions& options) {
           "tokens of a usual answer (default: 500; --gpu cpu: 128; less in a short context)")
       ->type_name("N")
       ->check(Between(1, 1e8));
-  command
-      .add_option("--ttft-p95", options.ttft_p95,
-                  "limit of the time to first token of all but 5 %, like 2s")
+  command.add_option("--ttft-p95", options.ttft_p95, "limit of the time to first token, like 2s")
       ->type_name("TIME");
   command
-      .add_option("--tpot-p95", options.tpot_p95,
-                  "limit of the time per output token of all but 5 %, like 50ms")
+      .add_option("--tpot-p95", options.tpot_p95, "limit of the time per output token, like 50ms")
       ->type_name("TIME");
 }
 

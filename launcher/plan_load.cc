@@ -13,15 +13,14 @@
 namespace lockstep {
 namespace {
 
-// "2s", "50ms". A number without a unit may be meant as either.
+// "2s", "50ms", "50": milliseconds.
 absl::StatusOr<double> ParseMilliseconds(const char* flag, const std::string& text) {
   if (text.empty()) return 0.0;
   absl::string_view number = text;
-  const bool is_ms = absl::ConsumeSuffix(&number, "ms");
-  const bool has_unit = is_ms || absl::ConsumeSuffix(&number, "s");
-  const double scale = is_ms ? 1.0 : 1e3;
+  double scale = 1.0;
+  if (!absl::ConsumeSuffix(&number, "ms") && absl::ConsumeSuffix(&number, "s")) scale = 1e3;
   double value = 0.0;
-  if (!has_unit || !absl::SimpleAtod(number, &value) || !(value > 0) || value > 1e9) {
+  if (!absl::SimpleAtod(number, &value) || !(value > 0) || value > 1e9) {
     return absl::InvalidArgumentError(
         absl::StrCat(flag, " ", text, " is not a time above zero like 2s or 50ms"));
   }

@@ -140,8 +140,9 @@ class ReplicaJudge {
   const int64_t max_requests_;
 };
 
-// How many may run on average: of those that stay, with all their tokens; of those that come and
-// go, with room for as many more as are there at times (Poisson), but for five of a hundred.
+// How many may run on average. Those that are there all the time must fit with all their tokens.
+// Those that come and go are at all points of their way, but are more at times (Poisson): all but
+// five of a hundred times they must fit, or many wait and give way to each other.
 int64_t MostRunning(const PlanRequest& request, const MemoryPlan& memory) {
   int64_t most = std::max<int64_t>(1, memory.max_requests);
   if (request.rate_per_s > 0) {
@@ -220,7 +221,8 @@ void FillPrice(const PlanRequest& request, Candidate& candidate) {
   }
 }
 
-// Nodes that are taken whole get all their replicas, unless a rate says how many have work.
+// Of nodes that are taken whole none lies idle where it would speed up those who ask all the time;
+// at a rate no more comes than is asked for.
 int AsManyAsArePaidFor(const PlanRequest& request, Layout layout, int replicas) {
   layout.replicas = replicas;
   if (request.rate_per_s > 0) return replicas;

@@ -85,11 +85,7 @@ struct Candidate {
 struct Relaxation {
   std::string change;  // "--kv fp8"
   int gpus = 0;
-  Layout layout;
-  double tpot_ms = 0;  // by formula, as what follows
-  double output_tokens_per_s = 0;
   std::optional<double> usd_per_hour;
-  std::optional<double> usd_per_million_tokens;
   std::string not_served;  // WhyNotServed
   bool is_simulated = false;
 };

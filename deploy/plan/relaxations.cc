@@ -100,17 +100,10 @@ using Found = std::pair<Relaxation, const Change*>;
 void AddIfFound(const Change& change, const LayoutSearch& search, std::vector<Found>& found) {
   if (!search.chosen) return;
   const Candidate& smaller = search.candidates[*search.chosen];
-  Relaxation relaxation = {
-      .change = change.adds_nodes ? absl::StrCat("--nodes ", smaller.nodes) : change.text,
-      .gpus = smaller.reserved_gpus,
-      .layout = smaller.layout,
-      .tpot_ms = smaller.prediction.tpot_ms,
-      .output_tokens_per_s = smaller.output_tokens_per_s,
-      .usd_per_hour = smaller.usd_per_hour,
-      .usd_per_million_tokens = smaller.usd_per_million_tokens,
-      .not_served = WhyNotServed(change.request, smaller),
-      .is_simulated = smaller.is_simulated};
-  found.emplace_back(std::move(relaxation), &change);
+  found.push_back({{change.adds_nodes ? absl::StrCat("--nodes ", smaller.nodes) : change.text,
+                    smaller.reserved_gpus, smaller.usd_per_hour,
+                    WhyNotServed(change.request, smaller), smaller.is_simulated},
+                   &change});
 }
 
 void SortBestFirst(std::vector<Found>& found) {

@@ -145,17 +145,11 @@ std::string PlanJson(const Plan& plan, const std::vector<ParetoPoint>& chart) {
   out["binding"] = {{"constraint", ConstraintName(plan.binding)}, {"reason", plan.binding_reason}};
   out["relaxations"] = ordered_json::array();
   for (const Relaxation& relaxation : plan.relaxations) {
-    out["relaxations"].push_back(
-        {{"change", relaxation.change},
-         {"gpus", relaxation.gpus},
-         {"tp", relaxation.layout.tp},
-         {"pp", relaxation.layout.pp},
-         {"tpot_ms", relaxation.tpot_ms},
-         {"output_tokens_per_s", relaxation.output_tokens_per_s},
-         {"usd_per_hour", OrNull(relaxation.usd_per_hour)},
-         {"usd_per_million_output_tokens", OrNull(relaxation.usd_per_million_tokens)},
-         {"not_served", relaxation.not_served},
-         {"is_simulated", relaxation.is_simulated}});
+    out["relaxations"].push_back({{"change", relaxation.change},
+                                  {"gpus", relaxation.gpus},
+                                  {"usd_per_hour", OrNull(relaxation.usd_per_hour)},
+                                  {"not_served", relaxation.not_served},
+                                  {"is_simulated", relaxation.is_simulated}});
   }
   out["request"] = RequestJson(plan.request);
   out["layouts"] = ordered_json::array();

@@ -97,23 +97,15 @@ void AddAnswer(const Plan& plan, std::string& out) {
     out +=
         answer == nullptr
             ? "Possible  no single change of nodes, formats, context, load or limits would do\n"
-            : "Fewer     no single change of formats, context, load or limits needs fewer GPUs\n";
+            : "Cheaper   no single change of formats, context, load or limits needs fewer GPUs\n";
   }
-  const char* label = answer == nullptr ? "Possible " : "Fewer    ";
+  const char* label = answer == nullptr ? "Possible " : "Cheaper  ";
   for (size_t i = 0; i < std::min<size_t>(3, plan.relaxations.size()); ++i) {
     const Relaxation& relaxation = plan.relaxations[i];
     absl::StrAppendFormat(&out, "%s %s: %s, %s per hour", i == 0 ? label : "  or     ",
                           relaxation.change, Plural(relaxation.gpus, "GPU"),
                           Dollars(relaxation.usd_per_hour));
-    if (plan.request.rate_per_s == 0) {
-      // Fewer GPUs an hour may be many more a token.
-      absl::StrAppendFormat(&out, "; %s, TPOT %.1f ms, %.0f tokens/s, %s per million",
-                            LayoutName(relaxation.layout), relaxation.tpot_ms,
-                            relaxation.output_tokens_per_s,
-                            Dollars(relaxation.usd_per_million_tokens));
-    } else if (!relaxation.is_simulated) {
-      out += ", by formula";
-    }
+    if (plan.request.rate_per_s > 0 && !relaxation.is_simulated) out += ", by formula";
     // Of a plan for another engine it does not matter.
     if (plan.not_served.empty() && !relaxation.not_served.empty()) {
       absl::StrAppendFormat(&out, ", but `serve` %s", relaxation.not_served);

@@ -55,13 +55,7 @@ absl::StatusOr<HostPort> ParseHostPort(absl::string_view text) {
         absl::StrCat("'", text, "' is not HOST:PORT: ", why, " (for example 127.0.0.1:50051)"));
   };
   const size_t colon = text.rfind(':');
-  if (colon == absl::string_view::npos) {
-    int port = 0;
-    if (!absl::SimpleAtoi(text, &port)) return refuse("the port is missing");
-    return absl::InvalidArgumentError(
-        absl::StrCat("'", text, "' is not HOST:PORT: the host is missing (127.0.0.1:", text,
-                     " is for this machine alone)"));
-  }
+  if (colon == absl::string_view::npos) return refuse("the port is missing");
   absl::string_view host = text.substr(0, colon);
   const absl::string_view port_text = text.substr(colon + 1);
   if (host.size() >= 2 && host.front() == '[' && host.back() == ']') {

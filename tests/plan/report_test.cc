@@ -69,26 +69,6 @@ TEST(Report, AnUnknownPriceIsNone) {
   EXPECT_THAT(PlanText(*MakePlan(request)), HasSubstr("no price per hour"));
 }
 
-TEST(Report, FewerGpusTellWhatATokenCosts) {
-  PlanRequest request = PricedRequest("llama-3.1-405b", "h100", "fp8");
-  request.concurrency = 64;
-  request.input_tokens = 2000;
-  request.output_tokens = 500;
-  const Plan plan = *MakePlan(request);
-  ASSERT_FALSE(plan.relaxations.empty());
-  const Relaxation& fewer = plan.relaxations[0];
-  ASSERT_LT(fewer.gpus, plan.answer()->reserved_gpus);
-  // Less an hour, and more a token.
-  EXPECT_LT(*fewer.usd_per_hour, *plan.answer()->usd_per_hour);
-  EXPECT_GT(*fewer.usd_per_million_tokens, 2 * *plan.answer()->usd_per_million_tokens);
-  EXPECT_THAT(PlanText(plan), HasSubstr(absl::StrFormat(
-                                  "TPOT %.1f ms, %.0f tokens/s, $%.2f per million", fewer.tpot_ms,
-                                  fewer.output_tokens_per_s, *fewer.usd_per_million_tokens)));
-  const auto json = nlohmann::json::parse(PlanJson(plan, {}))["relaxations"][0];
-  EXPECT_EQ(json["usd_per_million_output_tokens"], *fewer.usd_per_million_tokens);
-  EXPECT_EQ(json["tp"], fewer.layout.tp);
-}
-
 TEST(Report, AnswersOfOneTokenHaveNoChart) {
   PlanRequest request = PricedRequest("llama-3.1-8b", "h100", "bf16");
   request.output_tokens = 1;
