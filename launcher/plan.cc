@@ -276,8 +276,9 @@ void AddCalibrationFlags(CLI::App& command, PlanOptions& options) {
 void AddPlanCommand(CLI::App& program, CommandBody& chosen) {
   PlanOptions* options = nullptr;
   CLI::App* command = AddCommand(program, chosen, "plan",
-                                 "How many GPUs a model and a load need, in which layout, at what "
-                                 "speed and price",
+                                 "How many GPUs a model and a load need (the fewest that hold it, "
+                                 "not the least per token), in which layout, at what speed and "
+                                 "price",
                                  &RunPlan, options);
   AddWhat(*command, *options);
   AddWhere(*command, *options);

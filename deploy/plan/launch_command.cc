@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "deploy/plan/host_prediction.h"
+#include "deploy/plan/replica_queue.h"
 #include "deploy/plan/report.h"
 #include "deploy/plan/weight_bytes.h"
 #include "kernels/base/check.h"

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "deploy/plan/replica_queue.h"
 
 namespace lockstep::plan {
 namespace {

@@ -82,10 +82,15 @@ struct Candidate {
   std::optional<double> usd_per_million_tokens;  // of output
 };
 
+// A change of the request with which fewer GPUs do, and what serves then.
 struct Relaxation {
   std::string change;  // "--kv fp8"
-  int gpus = 0;
+  Layout layout;
+  int gpus = 0;        // that are reserved
+  double tpot_ms = 0;  // half of the requests in the queue, where one was simulated, else the mean
+  double output_tokens_per_s = 0;
   std::optional<double> usd_per_hour;
+  std::optional<double> usd_per_million_tokens;
   std::string not_served;  // WhyNotServed
   bool is_simulated = false;
 };
@@ -133,15 +138,5 @@ Candidate Judge(const PlanRequest& request, int tp, int pp, int fewest_replicas 
 // One replica of a layout that fits, under another load.
 Prediction PredictReplica(const PlanRequest& request, const Candidate& candidate,
                           double concurrency);
-
-// Sequences that a replica of the candidate may run at the same time: what a queue is simulated
-// with is what the launch command sets.
-int MaxNumSeqs(const PlanRequest& request, const Candidate& candidate);
-
-// One replica of a layout that fits, when requests come like this; or at the request's rate, or as
-// its trace has them, divided among the candidate's replicas.
-QueueResult SimulateReplica(const PlanRequest& request, const Candidate& candidate,
-                            const std::vector<Arrival>& arrivals);
-QueueResult SimulateReplica(const PlanRequest& request, const Candidate& candidate);
 
 }  // namespace lockstep::plan

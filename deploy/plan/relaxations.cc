@@ -100,10 +100,17 @@ using Found = std::pair<Relaxation, const Change*>;
 void AddIfFound(const Change& change, const LayoutSearch& search, std::vector<Found>& found) {
   if (!search.chosen) return;
   const Candidate& smaller = search.candidates[*search.chosen];
-  found.push_back({{change.adds_nodes ? absl::StrCat("--nodes ", smaller.nodes) : change.text,
-                    smaller.reserved_gpus, smaller.usd_per_hour,
-                    WhyNotServed(change.request, smaller), smaller.is_simulated},
-                   &change});
+  found.push_back(
+      {{.change = change.adds_nodes ? absl::StrCat("--nodes ", smaller.nodes) : change.text,
+        .layout = smaller.layout,
+        .gpus = smaller.reserved_gpus,
+        .tpot_ms = search.queue ? search.queue->tpot_p50_ms : smaller.prediction.tpot_ms,
+        .output_tokens_per_s = smaller.output_tokens_per_s,
+        .usd_per_hour = smaller.usd_per_hour,
+        .usd_per_million_tokens = smaller.usd_per_million_tokens,
+        .not_served = WhyNotServed(change.request, smaller),
+        .is_simulated = smaller.is_simulated},
+       &change});
 }
 
 void SortBestFirst(std::vector<Found>& found) {

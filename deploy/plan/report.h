@@ -25,6 +25,10 @@ struct ServedSpeed {
 };
 ServedSpeed SpeedOf(const Plan& plan);  // which has one
 
+// Whether a token takes less of a GPU with the change than with the answer, which there is. Fewer
+// GPUs may be so slow that it takes more.
+bool IsCheaperPerToken(const Plan& plan, const Relaxation& relaxation);
+
 // One line, and one object, of a simulated queue.
 std::string QueueText(const QueueResult& queue);
 nlohmann::ordered_json QueueJson(const QueueResult& queue);

@@ -84,6 +84,24 @@ ordered_json AnswerJson(const Plan& plan) {
   return out;
 }
 
+ordered_json RelaxationJson(const Plan& plan, const Relaxation& relaxation) {
+  ordered_json out = {{"change", relaxation.change},
+                      {"gpus", relaxation.gpus},
+                      {"usd_per_hour", OrNull(relaxation.usd_per_hour)},
+                      {"not_served", relaxation.not_served},
+                      {"is_simulated", relaxation.is_simulated},
+                      {"tp", relaxation.layout.tp},
+                      {"pp", relaxation.layout.pp},
+                      {"replicas", relaxation.layout.replicas},
+                      {"tpot_ms", relaxation.tpot_ms},
+                      {"output_tokens_per_s", relaxation.output_tokens_per_s},
+                      {"usd_per_million_output_tokens", OrNull(relaxation.usd_per_million_tokens)}};
+  out["is_cheaper_per_token"] = plan.answer() == nullptr
+                                    ? ordered_json(nullptr)
+                                    : ordered_json(IsCheaperPerToken(plan, relaxation));
+  return out;
+}
+
 ordered_json PointJson(const ParetoPoint& point) {
   return {{"tp", point.layout.tp},
           {"pp", point.layout.pp},
@@ -145,11 +163,7 @@ std::string PlanJson(const Plan& plan, const std::vector<ParetoPoint>& chart) {
   out["binding"] = {{"constraint", ConstraintName(plan.binding)}, {"reason", plan.binding_reason}};
   out["relaxations"] = ordered_json::array();
   for (const Relaxation& relaxation : plan.relaxations) {
-    out["relaxations"].push_back({{"change", relaxation.change},
-                                  {"gpus", relaxation.gpus},
-                                  {"usd_per_hour", OrNull(relaxation.usd_per_hour)},
-                                  {"not_served", relaxation.not_served},
-                                  {"is_simulated", relaxation.is_simulated}});
+    out["relaxations"].push_back(RelaxationJson(plan, relaxation));
   }
   out["request"] = RequestJson(plan.request);
   out["layouts"] = ordered_json::array();

@@ -65,6 +65,57 @@ void AddLaunch(const Plan& plan, std::string& out) {
   }
 }
 
+// What each token costs with the change, where that is known: the answer has the fewest GPUs, which
+// need not be those that make the most of their hours.
+std::string PerToken(const Plan& plan, const Relaxation& changed) {
+  const Candidate& now = *plan.answer();
+  if (IsCheaperPerToken(plan, changed)) {
+    if (!changed.usd_per_million_tokens) return "";
+    return absl::StrFormat(", %s instead of %s per million tokens",
+                           Dollars(changed.usd_per_million_tokens),
+                           Dollars(now.usd_per_million_tokens));
+  }
+  std::string text = absl::StrFormat(
+      "; a token costs more:\n          %s instead of %s: TPOT %.1f ms instead of %.1f, %.0f "
+      "tokens/s instead of %.0f",
+      LayoutName(changed.layout), LayoutName(now.layout), changed.tpot_ms, SpeedOf(plan).tpot_ms,
+      changed.output_tokens_per_s, now.output_tokens_per_s);
+  if (changed.usd_per_million_tokens) {
+    absl::StrAppendFormat(&text, ", %s instead of %s per million",
+                          Dollars(changed.usd_per_million_tokens),
+                          Dollars(now.usd_per_million_tokens));
+  }
+  return text;
+}
+
+// Lines of one kind that follow each other have its name once.
+void AddRelaxations(const Plan& plan, std::string& out) {
+  const bool has_answer = plan.answer() != nullptr;
+  if (plan.relaxations.empty()) {
+    out += has_answer
+               ? "Cheaper   no single change of formats, context, load or limits needs fewer GPUs\n"
+               : "Possible  no single change of nodes, formats, context, load or limits would do\n";
+  }
+  std::string last;
+  for (size_t i = 0; i < std::min<size_t>(3, plan.relaxations.size()); ++i) {
+    const Relaxation& relaxation = plan.relaxations[i];
+    const std::string name = !has_answer                           ? "Possible"
+                             : IsCheaperPerToken(plan, relaxation) ? "Cheaper"
+                                                                   : "Fewer";
+    absl::StrAppendFormat(&out, "%-9s %s: %s, %s per hour", name == last ? "  or" : name,
+                          relaxation.change, Plural(relaxation.gpus, "GPU"),
+                          Dollars(relaxation.usd_per_hour));
+    last = name;
+    if (plan.request.rate_per_s > 0 && !relaxation.is_simulated) out += ", by formula";
+    // Of a plan for another engine it does not matter.
+    if (plan.not_served.empty() && !relaxation.not_served.empty()) {
+      absl::StrAppendFormat(&out, ", but `serve` %s", relaxation.not_served);
+    }
+    if (has_answer) out += PerToken(plan, relaxation);
+    out.push_back('\n');
+  }
+}
+
 void AddAnswer(const Plan& plan, std::string& out) {
   const PlanRequest& request = plan.request;
   const Candidate* answer = plan.answer();
@@ -93,25 +144,7 @@ void AddAnswer(const Plan& plan, std::string& out) {
   } else {
     out += "Binding   nothing: no smaller plan exists\n";
   }
-  if (plan.relaxations.empty()) {
-    out +=
-        answer == nullptr
-            ? "Possible  no single change of nodes, formats, context, load or limits would do\n"
-            : "Cheaper   no single change of formats, context, load or limits needs fewer GPUs\n";
-  }
-  const char* label = answer == nullptr ? "Possible " : "Cheaper  ";
-  for (size_t i = 0; i < std::min<size_t>(3, plan.relaxations.size()); ++i) {
-    const Relaxation& relaxation = plan.relaxations[i];
-    absl::StrAppendFormat(&out, "%s %s: %s, %s per hour", i == 0 ? label : "  or     ",
-                          relaxation.change, Plural(relaxation.gpus, "GPU"),
-                          Dollars(relaxation.usd_per_hour));
-    if (plan.request.rate_per_s > 0 && !relaxation.is_simulated) out += ", by formula";
-    // Of a plan for another engine it does not matter.
-    if (plan.not_served.empty() && !relaxation.not_served.empty()) {
-      absl::StrAppendFormat(&out, ", but `serve` %s", relaxation.not_served);
-    }
-    out.push_back('\n');
-  }
+  AddRelaxations(plan, out);
 }
 
 // How long an all-reduce across nodes may take before the group inside nodes is faster.
@@ -275,6 +308,12 @@ ServedSpeed SpeedOf(const Plan& plan) {
   }
   const Prediction& speed = plan.answer()->prediction;
   return {speed.ttft_ms, speed.ttft_p95_ms, speed.tpot_ms, speed.tpot_p95_ms};
+}
+
+bool IsCheaperPerToken(const Plan& plan, const Relaxation& relaxation) {
+  const Candidate& now = *plan.answer();
+  return relaxation.gpus * now.output_tokens_per_s <=
+         now.reserved_gpus * relaxation.output_tokens_per_s;
 }
 
 std::string QueueText(const QueueResult& queue) {

@@ -7,6 +7,7 @@
 #include "deploy/plan/layout_search.h"
 #include "deploy/plan/planner.h"
 #include "deploy/plan/relaxations.h"
+#include "deploy/plan/replica_queue.h"
 #include "deploy/plan/report.h"
 #include "deploy/plan/roofline.h"
 #include "gmock/gmock.h"

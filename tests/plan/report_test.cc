@@ -6,6 +6,7 @@
 #include "absl/strings/str_format.h"
 #include "deploy/plan/held_by_serve.h"
 #include "deploy/plan/planner.h"
+#include "deploy/plan/replica_queue.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
@@ -325,6 +326,32 @@ TEST(Report, AdvisesFirstWhatServeCanFollow) {
   const Plan of_another = *MakePlan(PricedRequest("llama-3.1-70b", "mi300x", "bf16"));
   EXPECT_FALSE(of_another.relaxations.empty());
   EXPECT_THAT(PlanText(of_another), Not(HasSubstr(", but `serve` ")));
+}
+
+// As few GPUs as hold the load may be so slow that each token costs more.
+TEST(Report, CallsNothingCheaperThatCostsMorePerToken) {
+  const Plan plan = *MakePlan(PricedRequest("llama-3.1-405b", "h100", "fp8"));
+  ASSERT_EQ(plan.relaxations[0].change, "--utilization 0.95");
+  EXPECT_LT(*plan.relaxations[0].usd_per_hour, *plan.answer()->usd_per_hour);
+  const std::string text = PlanText(plan);
+  EXPECT_THAT(text, HasSubstr("Fewer     --utilization 0.95: 7 GPUs, $7.00 per hour; a token costs "
+                              "more:\n          tp 1 x pp 7 instead of tp 8 x pp 1: TPOT "));
+  EXPECT_THAT(text, HasSubstr(" instead of $2.20 per million\n"));
+  EXPECT_THAT(text, Not(HasSubstr("Cheaper   --utilization")));
+  const auto changed = nlohmann::json::parse(PlanJson(plan, {}))["relaxations"][0];
+  EXPECT_FALSE(changed["is_cheaper_per_token"]);
+  EXPECT_EQ(changed["pp"], 7);
+  EXPECT_GT(changed["usd_per_million_output_tokens"], 7);
+  EXPECT_GT(changed["tpot_ms"], 200);
+  EXPECT_LT(changed["output_tokens_per_s"], plan.answer()->output_tokens_per_s / 2);
+}
+
+TEST(Report, SaysWhatATokenCostsWithCheaperChanges) {
+  const Plan plan = *MakePlan(PricedRequest("llama-3.1-405b", "h100", "bf16"));
+  ASSERT_EQ(plan.relaxations[0].change, "--weights fp8");
+  EXPECT_THAT(PlanText(plan), HasSubstr("Cheaper   --weights fp8: 8 GPUs, $8.00 per hour, $2.20 "
+                                        "instead of $"));
+  EXPECT_TRUE(nlohmann::json::parse(PlanJson(plan, {}))["relaxations"][0]["is_cheaper_per_token"]);
 }
 
 TEST(Report, AdvisesWholeFormats) {
