@@ -127,7 +127,8 @@ void AddControllerCommand(CLI::App& program, CommandBody& chosen) {
       "The ranks are started with `mpirun -n N --bind-to none lockstep worker` (see its --help).\n"
       "Ranks outlive a controller that dies, or is stopped with --keep-ranks: it may be started "
       "again.\nSo may lost ranks: requests wait for them.\n"
-      "Exit codes: 0 stopped on request, 1 a failure, 2 wrong usage.");
+      "Exit codes: 0 stopped on request; 1 a failure that another start may not meet (no such "
+      "model, port taken); 2 flags that are wrong, or do not fit the model.");
 }
 
 }  // namespace lockstep

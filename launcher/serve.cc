@@ -215,8 +215,9 @@ void AddRestartFlags(CLI::App& command, RestartFlags& flags) {
   command
       .add_option(
           "--max-restarts", flags.max_restarts,
-          "of a replica's lost ranks within the window, or in a row without serving in between; "
-          "one more gives it up, and with the last one the server; 0 = never restart")
+          "how often a replica's lost ranks are started again within --restart-window-seconds, "
+          "and how often in a row without serving in between (0 to 1000000; 0 = never); after "
+          "that the replica is given up, and with the last one the server ends")
       ->type_name("N")
       ->check(Between(0, 1000000))
       ->capture_default_str()
@@ -263,7 +264,8 @@ void AddServeCommand(CLI::App& program, CommandBody& chosen) {
       "they\n"
       "were (on CPUs, and on GPUs with --deterministic, token for token as if nothing happened).\n"
       "Ctrl-C stops accepting requests and lets running ones finish; a second one stops at once.\n"
-      "Exit codes: 0 stopped on request, 1 a failure, 2 wrong usage.");
+      "Exit codes: 0 stopped on request; 1 a failure that another start may not meet (no such "
+      "model, no memory, port taken, no GPU); 2 flags that are wrong, or do not fit the model.");
 }
 
 }  // namespace lockstep

@@ -23,6 +23,11 @@ std::span<const AcceleratorInfo> WithRanks(const std::vector<AcceleratorInfo>& g
   return std::span(gpus).first(std::min(gpus.size(), static_cast<size_t>(ranks_per_host)));
 }
 
+absl::Status NotOnCpus(const RanksDevices& devices, const char* why) {
+  if (devices.why_no_gpus.empty()) return absl::InvalidArgumentError(why);
+  return absl::FailedPreconditionError(absl::StrCat(why, devices.why_no_gpus));
+}
+
 }  // namespace
 
 int64_t MemoryOfGpus(const std::vector<AcceleratorInfo>& gpus, int ranks_per_host, int num_hosts,
@@ -81,17 +86,15 @@ absl::StatusOr<RanksDevices> DevicesOf(const RankFlags& rank, const LaunchPlan& 
 absl::Status CheckFormats(const ModelFlags& model, const RankFlags& rank,
                           const RanksDevices& devices) {
   if (model.quantize == "fp8" && !devices.multiply_fp8) {
+    if (!devices.may_be_gpus()) {
+      return NotOnCpus(
+          devices, "--quantize fp8 is for GPUs (--device cuda); CPUs compute with int8 and int4");
+    }
     return absl::InvalidArgumentError(
-        devices.may_be_gpus()
-            ? absl::StrCat("--quantize fp8 is for GPUs of compute capability 8.9 or later; ",
-                           devices.name, " cannot multiply e4m3")
-            : absl::StrCat("--quantize fp8 is for GPUs (--device cuda); CPUs compute with int8 "
-                           "and int4",
-                           devices.why_no_gpus));
+        absl::StrCat("--quantize fp8 is for GPUs of compute capability 8.9 or later; ",
+                     devices.name, " cannot multiply e4m3"));
   }
-  if (!devices.may_be_gpus() && rank.dtype == "f16") {
-    return absl::InvalidArgumentError(absl::StrCat(kNoF16OnCpus, devices.why_no_gpus));
-  }
+  if (!devices.may_be_gpus() && rank.dtype == "f16") return NotOnCpus(devices, kNoF16OnCpus);
   return absl::OkStatus();
 }
 

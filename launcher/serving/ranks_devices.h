@@ -34,7 +34,8 @@ struct RanksDevices {
 // Errors as GpusFor and CheckGpusOfThisHost.
 absl::StatusOr<RanksDevices> DevicesOf(const RankFlags& rank, const LaunchPlan& launch);
 
-// INVALID_ARGUMENT if the devices cannot compute what the flags ask for.
+// INVALID_ARGUMENT if the devices cannot compute what the flags ask for, FAILED_PRECONDITION where
+// GPUs that may yet come could: a driver may be loaded later than what starts with the system.
 absl::Status CheckFormats(const ModelFlags& model, const RankFlags& rank,
                           const RanksDevices& devices);
 

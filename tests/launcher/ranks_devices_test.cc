@@ -35,5 +35,21 @@ TEST(RanksDevicesTest, AGpuThatDoesNotDoIsRefusedWhereARankWouldBeOnIt) {
   EXPECT_TRUE(CheckGpusOfThisHost(gpus, 8, true).ok());
 }
 
+// Who starts a server again after failures must do so where a driver comes up late.
+TEST(RanksDevicesTest, WrongFlagsAreToldFromMissingGpus) {
+  RanksDevices cpus;
+  RankFlags f16;
+  f16.dtype = "f16";
+  ModelFlags fp8;
+  fp8.quantize = "fp8";
+  EXPECT_TRUE(absl::IsInvalidArgument(CheckFormats({}, f16, cpus)));
+  EXPECT_TRUE(absl::IsInvalidArgument(CheckFormats(fp8, {}, cpus)));
+  cpus.why_no_gpus = "; no GPU is used: no driver";
+  for (const absl::Status& status : {CheckFormats({}, f16, cpus), CheckFormats(fp8, {}, cpus)}) {
+    EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("no driver"));
+  }
+}
+
 }  // namespace
 }  // namespace lockstep
