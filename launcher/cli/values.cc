@@ -54,6 +54,10 @@ absl::StatusOr<HostPort> ParseHostPort(absl::string_view text) {
     return absl::InvalidArgumentError(
         absl::StrCat("'", text, "' is not HOST:PORT: ", why, " (for example 127.0.0.1:50051)"));
   };
+  if (int port = 0; absl::SimpleAtoi(text, &port)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("'", text, "' is not HOST:PORT: the host is missing, say 127.0.0.1:", text));
+  }
   const size_t colon = text.rfind(':');
   if (colon == absl::string_view::npos) return refuse("the port is missing");
   absl::string_view host = text.substr(0, colon);

@@ -26,6 +26,11 @@ TEST(HostPortTest, RefusesWhatIsNotAnAddressAndShowsIt) {
   }
 }
 
+TEST(HostPortTest, APortAloneIsToldWhatToSay) {
+  EXPECT_THAT(std::string(ParseHostPort("9400").status().message()),
+              HasSubstr("the host is missing, say 127.0.0.1:9400"));
+}
+
 TEST(TokenIdsTest, TakesCommasSpacesAndBrackets) {
   EXPECT_THAT(*ParseTokenIds("1,2, 3"), ElementsAre(1, 2, 3));
   EXPECT_THAT(*ParseTokenIds("[4 5\n6]"), ElementsAre(4, 5, 6));
