@@ -243,7 +243,8 @@ class GenerateRun {
   void ReportError(size_t prompt, const absl::Status& status) {
     failed_ = true;
     const std::string place = prompts_.size() == 1 ? "" : absl::StrCat("prompt ", prompt + 1, ": ");
-    Fail(kGenerateCommand, absl::Status(status.code(), absl::StrCat(place, status.message())));
+    Fail(kGenerateCommand,
+         absl::Status(status.code(), absl::StrCat(place, WithFlagNames(status.message()))));
   }
 
   void PrintJson(size_t prompt, const grpc::Status& status) {

@@ -5,6 +5,8 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/strip.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/text_file.h"
 #include "launcher/cli/add_command.h"
@@ -214,6 +216,34 @@ absl::StatusOr<v1::GenerateRequest> MakeRequest(const RequestFlags& flags) {
   request.set_cache_salt(flags.cache_salt);
   if (flags.priority) request.set_priority(*flags.priority);
   return request;
+}
+
+std::string WithFlagNames(absl::string_view message) {
+  constexpr std::pair<absl::string_view, absl::string_view> kNames[] = {
+      {"sampling.num_outputs", "--n"},
+      {"stop.stop_strings", "--stop"},
+      {"stop.include_stop_string", "--include-stop"},
+      {"constraint.json_schema", "--json-schema"},
+      {"constraint.regex", "--regex"},
+      {"constraint.choices", "--choice"}};
+  for (const auto& [field, flag] : kNames) {
+    if (absl::ConsumePrefix(&message, field)) return absl::StrCat(flag, message);
+  }
+  constexpr absl::string_view kPlainNames[] = {
+      "temperature",        "top_k",            "top_p",            "min_p",
+      "repetition_penalty", "presence_penalty", "frequency_penalty"};
+  for (const absl::string_view name : kPlainNames) {
+    if (absl::StartsWith(message, absl::StrCat(name, " is "))) {
+      return WithFlagNames(absl::StrCat("sampling.", message));
+    }
+  }
+  for (const absl::string_view group : {"sampling.", "stop.", "output."}) {
+    if (!absl::ConsumePrefix(&message, group)) continue;
+    const size_t end = message.find_first_not_of("abcdefghijklmnopqrstuvwxyz_");
+    return absl::StrCat("--", absl::StrReplaceAll(message.substr(0, end), {{"_", "-"}}),
+                        end == absl::string_view::npos ? "" : message.substr(end));
+  }
+  return std::string(message);
 }
 
 }  // namespace lockstep

@@ -57,4 +57,8 @@ void AddOutputFlags(CLI::App& command, RequestFlags& flags);
 // UTF-8. Ranges, and what a schema or a pattern says, are the server's to check.
 absl::StatusOr<v1::GenerateRequest> MakeRequest(const RequestFlags& flags);
 
+// A message of the server's about a field of the request, with the name of the flag that set it:
+// "--n 65 is outside [1, 64]". Others as they are.
+std::string WithFlagNames(absl::string_view message);
+
 }  // namespace lockstep

@@ -315,5 +315,16 @@ TEST_F(LoadGeneratorTest, FailuresAreCountedByCode) {
   EXPECT_EQ(report.errors.at("RESOURCE_EXHAUSTED"), 5);
 }
 
+TEST(RequestFlagsTest, WhatTheServerRefusesIsNamedByItsFlag) {
+  EXPECT_EQ(WithFlagNames("sampling.num_outputs 65 is outside [1, 64]"),
+            "--n 65 is outside [1, 64]");
+  EXPECT_EQ(WithFlagNames("sampling.top_k -1 is outside [0, 9]"), "--top-k -1 is outside [0, 9]");
+  EXPECT_EQ(WithFlagNames("stop.stop_strings[1] has 300 bytes"), "--stop[1] has 300 bytes");
+  EXPECT_EQ(WithFlagNames("constraint.regex: at byte 1: look-ahead"),
+            "--regex: at byte 1: look-ahead");
+  EXPECT_EQ(WithFlagNames("top_p is 2, must be in (0, 1]"), "--top-p is 2, must be in (0, 1]");
+  EXPECT_EQ(WithFlagNames("the queue is full"), "the queue is full");
+}
+
 }  // namespace
 }  // namespace lockstep
