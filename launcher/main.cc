@@ -7,6 +7,7 @@
 #include "kernels/base/version.h"
 #include "launcher/base/descriptor_limit.h"
 #include "launcher/cli/add_command.h"
+#include "launcher/cli/foreign_flags.h"
 #include "launcher/cli/values.h"
 
 namespace lockstep {
@@ -27,21 +28,16 @@ void AddAllCommands(CLI::App& program, CommandBody& chosen) {
   AddCalibrateRankCommand(program, chosen);
 }
 
-// "lockstep COMMAND" for the message: the innermost command that was named.
-std::string CommandPath(const CLI::App& program) {
-  std::string path = "lockstep";
-  const CLI::App* app = &program;
-  while (!app->get_subcommands().empty()) {
-    app = app->get_subcommands().front();
-    path += " " + app->get_name();
-  }
-  return path;
-}
-
+// "lockstep COMMAND: ", the innermost command that was named, and what is wrong.
 int ReportUsageError(const CLI::App& program, const CLI::ParseError& error) {
-  const std::string path = CommandPath(program);
-  std::fprintf(stderr, "%s: %s (see: %s --help)\n", path.c_str(), OneLine(error.what()).c_str(),
-               path.c_str());
+  std::string path = "lockstep";
+  const CLI::App* command = &program;
+  while (!command->get_subcommands().empty()) {
+    command = command->get_subcommands().front();
+    path += " " + command->get_name();
+  }
+  const std::string message = OneLine(error.what()) + ForeignFlagHint(*command, error.what());
+  std::fprintf(stderr, "%s: %s (see: %s --help)\n", path.c_str(), message.c_str(), path.c_str());
   return kExitUsage;
 }
 

@@ -82,6 +82,11 @@ TEST_F(WrongUsageTest, FlagsAreRefusedWithTheirValueAndLimits) {
       {{"plan", "--explain", "405b-slides", "--json"}, "--json excludes --explain"},
       {{"plan", "--model", "llama-3.2-1b", "--gpu", "cpu", "--layers-per-kv", "4"},
        "--layers-per-kv is not for --gpu cpu"},
+      {{"serve", "m", "--port", "8000"}, "; --port is --http-listen HOST:PORT"},
+      {{"serve", "m", "--tensor-parallel-size=2"}, "; --tensor-parallel-size is --tp N here"},
+      {{"serve", "--model", "m"}, "; --model is not needed: it stands without a flag"},
+      {{"gateway", "--host", "a"}, "; --host is --listen HOST:PORT here"},
+      {{"generate", "--port", "8000", "hi"}, "; --port is --server HOST:PORT here"},
       {{"frobnicate"}, "frobnicate"}};
   for (const auto& [arguments, message] : wrong) {
     SCOPED_TRACE(arguments.back());

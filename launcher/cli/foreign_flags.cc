@@ -1,0 +1,68 @@
+#include "launcher/cli/foreign_flags.h"
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "launcher/cli/add_command.h"
+
+namespace lockstep {
+namespace {
+
+struct ForeignFlag {
+  absl::string_view name;
+  const char* ours;  // the hint is for commands that have it
+  absl::string_view value;
+};
+
+// Of several for one name the first that the command has.
+constexpr ForeignFlag kForeignFlags[] = {
+    {"--port", "--http-listen", " HOST:PORT (of OpenAI's API)"},
+    {"--port", "--listen", " HOST:PORT"},
+    {"--port", "--server", " HOST:PORT"},
+    {"--host", "--http-listen", " HOST:PORT (of OpenAI's API)"},
+    {"--host", "--listen", " HOST:PORT"},
+    {"--host", "--server", " HOST:PORT"},
+    {"--model", "model", ": it stands without a flag, `MODEL`"},
+    {"--model-path", "model", ": it stands without a flag, `MODEL`"},
+    {"-m", "model", ": it stands without a flag, `MODEL`"},
+    {"--tensor-parallel-size", "--tp", " N"},
+    {"--tp-size", "--tp", " N"},
+    {"-tp", "--tp", " N"},
+    {"--pipeline-parallel-size", "--pp", " M"},
+    {"--pp-size", "--pp", " M"},
+    {"--data-parallel-size", "--replicas", " R"},
+    {"--dp-size", "--replicas", " R"},
+    {"--max-num-batched-tokens", "--max-batched-tokens", " TOKENS"},
+    {"--max-running-requests", "--max-num-seqs", " N"},
+    {"--parallel", "--max-num-seqs", " N"},
+    {"--context-length", "--max-model-len", " TOKENS"},
+    {"--ctx-size", "--max-model-len", " TOKENS"},
+    {"-c", "--max-model-len", " TOKENS"},
+    {"--mem-fraction-static", "--gpu-memory-utilization", " PART"},
+    {"--threads", "--threads-per-rank", " K"},
+    {"-t", "--threads-per-rank", " K"},
+    {"--api-key", "--api-token-file", " FILE"},
+    {"--api-key", "--token-file", " FILE"},
+    {"--speculative-config", "--speculative-tokens", " K"},
+    {"--no-enable-prefix-caching", "--no-prefix-cache", ""},
+    {"--disable-radix-cache", "--no-prefix-cache", ""},
+    {"--enable-prefix-caching", "--no-prefix-cache", ", to turn off what is on without a flag,"},
+    {"--n-predict", "--max-tokens", " TOKENS"},
+    {"--max-new-tokens", "--max-tokens", " TOKENS"}};
+
+}  // namespace
+
+std::string ForeignFlagHint(const CLI::App& command, absl::string_view error) {
+  for (const absl::string_view word : absl::StrSplit(error, ' ')) {
+    const absl::string_view name = word.substr(0, word.find('='));
+    for (const ForeignFlag& foreign : kForeignFlags) {
+      if (name != foreign.name) continue;
+      if (command.get_option_no_throw(foreign.ours) == nullptr) continue;
+      const bool is_flag = absl::StartsWith(foreign.ours, "-");
+      return absl::StrCat("; ", name, is_flag ? " is " : " is not needed",
+                          is_flag ? foreign.ours : "", foreign.value, is_flag ? " here" : "");
+    }
+  }
+  return "";
+}
+
+}  // namespace lockstep
