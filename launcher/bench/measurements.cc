@@ -26,6 +26,10 @@ nlohmann::ordered_json SummaryJson(const Summary& summary) {
           {"max", summary.max}};
 }
 
+nlohmann::ordered_json LimitJson(double ms) {
+  return ms > 0 ? nlohmann::ordered_json(ms) : nlohmann::ordered_json(nullptr);
+}
+
 }  // namespace
 
 void RequestTimes::AddTokens(int64_t num_tokens, absl::Time now) {
@@ -138,8 +142,8 @@ nlohmann::ordered_json BenchReport::ToJson() const {
   if (slo.is_set()) {
     json["goodput"] = {{"requests_per_second", PerSecond(num_within_slo, seconds)},
                        {"num_within_slo", num_within_slo},
-                       {"slo_ttft_ms", slo.ttft_ms},
-                       {"slo_tpot_ms", slo.tpot_ms}};
+                       {"slo_ttft_ms", LimitJson(slo.ttft_ms)},
+                       {"slo_tpot_ms", LimitJson(slo.tpot_ms)}};
   }
   return json;
 }

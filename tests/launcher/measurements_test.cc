@@ -88,6 +88,12 @@ TEST(ReportTest, GoodputCountsRequestsWithinBothLimits) {
   EXPECT_THAT(report.ToText(), HasSubstr("1.00 requests/s within the SLO (1 of 3)"));
 }
 
+TEST(ReportTest, ALimitThatWasNotGivenIsNull) {
+  const auto goodput = Measurements().Report({.ttft_ms = 100}).ToJson()["goodput"];
+  EXPECT_EQ(goodput["slo_ttft_ms"], 100.0);
+  EXPECT_TRUE(goodput["slo_tpot_ms"].is_null());
+}
+
 TEST(ReportTest, NothingCompletedIsNotADivisionByZero) {
   Measurements measurements;
   measurements.AddFailed("UNAVAILABLE", "");
