@@ -2,6 +2,7 @@
 #include "absl/strings/str_format.h"
 #include "deploy/plan/host_plan.h"
 #include "deploy/plan/report.h"
+#include "deploy/plan/units.h"
 #include "nlohmann/json.hpp"
 
 namespace lockstep::plan {
@@ -9,13 +10,11 @@ namespace {
 
 using nlohmann::ordered_json;
 
-constexpr double kMebi = 0x1p20;
 constexpr double kGibi = 0x1p30;
 
 std::string Size(int64_t bytes) {
   const auto value = static_cast<double>(bytes);
-  return value < kGibi ? absl::StrFormat("%.1f MiB", value / kMebi)
-                       : absl::StrFormat("%.2f GiB", value / kGibi);
+  return value < kGibi ? BinarySize(bytes) : absl::StrFormat("%.2f GiB", value / kGibi);
 }
 
 std::string LayoutName(const HostCandidate& candidate) {

@@ -155,14 +155,15 @@ void BreakMemory(const PlanRequest& request, Candidate& candidate) {
   const StageMemory& stage = candidate.memory.fullest();
   if (stage.kv_budget <= 0 || !candidate.memory.fits()) {
     Break(candidate, Constraint::kWeights,
-          absl::StrFormat("stage %d needs %.1f GiB of weights and %.1f GiB beside them, %.1f GiB "
-                          "more than a GPU has",
-                          stage.stage, GiB(stage.weights.total()),
-                          GiB(stage.fixed() - stage.weights.total()), GiB(-stage.kv_budget)));
+          absl::StrFormat(
+              "stage %d needs %s of weights and %s beside them, %s", stage.stage,
+              BinarySize(stage.weights.total()), BinarySize(stage.fixed() - stage.weights.total()),
+              stage.kv_budget < 0 ? BinarySize(-stage.kv_budget) + " more than a GPU has"
+                                  : BinarySize(stage.kv_budget) + " are left: no KV block"));
   } else if (candidate.memory.max_request_tokens < request.longest_request()) {
     Break(candidate, Constraint::kContext,
-          absl::StrFormat("%.1f GiB for KV hold %d tokens of one request, %d are asked for",
-                          GiB(stage.kv_budget), candidate.memory.max_request_tokens,
+          absl::StrFormat("%s for KV hold %d tokens of one request, %d are asked for",
+                          BinarySize(stage.kv_budget), candidate.memory.max_request_tokens,
                           request.longest_request()));
   }
 }

@@ -177,9 +177,9 @@ absl::StatusOr<HostMemory> PlanHostMemory(const HostMemoryInputs& inputs, const 
                                            .num_blocks = std::nullopt,
                                            .gib = std::nullopt});
   if (memory.num_kv_blocks < 1) {
-    return absl::ResourceExhaustedError(absl::StrFormat(
-        "it does not fit: weights of %.1f GiB leave no KV block in %.1f GiB of memory",
-        GiB(memory.weight_bytes), GiB(inputs.available_bytes)));
+    return absl::ResourceExhaustedError(
+        absl::StrFormat("it does not fit: weights of %s leave no KV block in %s of memory",
+                        BinarySize(memory.weight_bytes), BinarySize(inputs.available_bytes)));
   }
   return memory;
 }

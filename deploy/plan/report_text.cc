@@ -337,11 +337,11 @@ std::string PlanText(const Plan& plan) {
   AddTradeOffs(plan, out);
   AddFaster(plan, out);
   const double active = static_cast<double>(model.num_active_parameters()) * 1e-9;
-  absl::StrAppendFormat(
-      &out, "\nModel     %s: %.2f billion parameters%s, weights %s %.1f GB, KV %s\n",
-      request.model.name, static_cast<double>(model.num_parameters()) * 1e-9,
-      model.experts ? absl::StrFormat(" (%.1f active)", active) : "", request.weights.name,
-      TotalWeightBytes(model, request.weights) * 1e-9, request.kv.name);
+  absl::StrAppendFormat(&out, "\nModel     %s: %.2f billion parameters%s, weights %s %s, KV %s\n",
+                        request.model.name, static_cast<double>(model.num_parameters()) * 1e-9,
+                        model.experts ? absl::StrFormat(" (%.1f active)", active) : "",
+                        request.weights.name, DecimalSize(TotalWeightBytes(model, request.weights)),
+                        request.kv.name);
   AddLoad(request, out);
   AddMemory(plan, out);
   AddLayouts(plan, out);

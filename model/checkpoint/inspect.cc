@@ -90,8 +90,9 @@ std::string FilesText(const ModelSummary& summary) {
 // One line per stage: its tp ranks hold nearly the same.
 std::string LayoutText(const ModelSummary& summary) {
   std::string text =
-      absl::StrFormat("  tp %d x pp %d = %d ranks; KV cache %s per token\n", summary.tp, summary.pp,
-                      summary.tp * summary.pp, BytesText(summary.kv_bytes_per_token));
+      absl::StrFormat("  tp %d x pp %d = %d rank%s; KV cache %s per token\n", summary.tp,
+                      summary.pp, summary.ranks.size(), summary.ranks.size() == 1 ? "" : "s",
+                      BytesText(summary.kv_bytes_per_token));
   for (int stage = 0; stage < summary.pp; ++stage) {
     const auto first = summary.ranks.begin() + stage * summary.tp;
     const auto largest = std::max_element(
