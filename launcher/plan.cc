@@ -117,10 +117,16 @@ absl::Status Show(const PlanOptions& options, const plan::Plan& plan) {
 
 int RunPlan(const PlanOptions& options) {
   if (options.calibrate_flag->count() > 0) return RunCalibration(options);
+  if (options.list) {
+    std::printf("%s", plan::CatalogText().c_str());
+    return kExitOk;
+  }
   if (!options.explain.empty()) return Explain(options.explain);
   if (options.model.empty()) {
     return FailUsage(
-        "plan", "--model is missing: a name like llama-3.1-8b, a config.json or its directory");
+        "plan",
+        "--model is missing: a name like llama-3.1-8b (--list has all), a config.json or its "
+        "directory");
   }
   if (options.gpu == "cpu") return RunHostPlan(options);
   const auto plan = Compute(options);
@@ -130,7 +136,9 @@ int RunPlan(const PlanOptions& options) {
 }
 
 void AddWhat(CLI::App& command, PlanOptions& options) {
-  command.add_option("--model", options.model, "built-in name, config.json or its directory")
+  command
+      .add_option("--model", options.model,
+                  "built-in name (see --list), config.json or its directory")
       ->type_name("NAME|PATH");
   command
       .add_option("--weights", options.weights,
@@ -158,7 +166,7 @@ void AddWhat(CLI::App& command, PlanOptions& options) {
 void AddWhere(CLI::App& command, PlanOptions& options) {
   command
       .add_option("--gpu", options.gpu,
-                  "built-in name; cpu: what `serve` takes and reaches on this host")
+                  "built-in name (see --list); cpu: what `serve` takes and reaches on this host")
       ->type_name("NAME")
       ->capture_default_str();
   command.add_option("--nodes", options.nodes, "at most (default: 16)")
@@ -209,7 +217,9 @@ void AddLoadFlags(CLI::App& command, PlanOptions& options) {
                   "requests at the same time (default: 64; --gpu cpu: 1)")
       ->type_name("N")
       ->check(Between(1, 1e7));
-  command.add_option("--rate", options.rate, "or: requests that arrive, like 2/s")
+  command
+      .add_option("--rate", options.rate,
+                  "or: requests that arrive, like 2/s or 120/min; 2 alone is per second")
       ->type_name("RATE");
   command
       .add_option("--trace", options.trace,
@@ -227,7 +237,9 @@ void AddLoadFlags(CLI::App& command, PlanOptions& options) {
           "tokens of a usual answer (default: 500; --gpu cpu: 128; less in a short context)")
       ->type_name("N")
       ->check(Between(1, 1e8));
-  command.add_option("--ttft-p95", options.ttft_p95, "limit of the time to first token, like 2s")
+  command
+      .add_option("--ttft-p95", options.ttft_p95,
+                  "limit of the time to first token, like 2s or 500ms")
       ->type_name("TIME");
   command
       .add_option("--tpot-p95", options.tpot_p95, "limit of the time per output token, like 50ms")
@@ -289,6 +301,8 @@ void AddPlanCommand(CLI::App& program, CommandBody& chosen) {
       ->type_name("FILE");
   command->add_option("--html", options->html, "the same with the plan as a page")
       ->type_name("FILE");
+  command->add_flag("--list", options->list,
+                    "the built-in models and GPUs with their other names, instead of a plan");
   command
       ->add_option("--explain", options->explain, "worked examples instead of a plan: 405b-slides")
       ->type_name("NAME")

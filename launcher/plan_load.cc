@@ -13,14 +13,20 @@
 namespace lockstep {
 namespace {
 
-// "2s", "50ms", "50": milliseconds.
+// Milliseconds of "2s" or "50ms". A bare number is refused: it would be a guess which it means.
 absl::StatusOr<double> ParseMilliseconds(const char* flag, const std::string& text) {
   if (text.empty()) return 0.0;
   absl::string_view number = text;
-  double scale = 1.0;
-  if (!absl::ConsumeSuffix(&number, "ms") && absl::ConsumeSuffix(&number, "s")) scale = 1e3;
+  const bool is_ms = absl::ConsumeSuffix(&number, "ms");
+  const bool is_s = !is_ms && absl::ConsumeSuffix(&number, "s");
+  const double scale = is_s ? 1e3 : 1.0;
   double value = 0.0;
-  if (!absl::SimpleAtod(number, &value) || !(value > 0) || value > 1e9) {
+  const bool is_time = absl::SimpleAtod(number, &value) && value > 0 && value <= 1e9;
+  if (is_time && !is_ms && !is_s) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(flag, " ", text, " has no unit: write ", text, "s or ", text, "ms"));
+  }
+  if (!is_time) {
     return absl::InvalidArgumentError(
         absl::StrCat(flag, " ", text, " is not a time above zero like 2s or 50ms"));
   }

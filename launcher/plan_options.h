@@ -43,6 +43,7 @@ struct PlanOptions {
   double utilization = 0.90;
   int block_size = 16;
   std::string explain;
+  bool list = false;
   std::string svg;
   std::string html;
   bool json = false;

@@ -6,6 +6,8 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "deploy/plan/json_fields.h"
 #include "deploy/plan/tables.h"
 #include "kernels/base/check.h"
@@ -97,6 +99,20 @@ absl::StatusOr<Prices> ToPrices(const json& table) {
   return prices;
 }
 
+// A line for each: its name and, of GPUs, what it is; then its aliases.
+void AddNames(const json& entries, std::string& out) {
+  for (const json& entry : entries) {
+    absl::StrAppendFormat(&out, "  %-18s", entry["name"].get<std::string>());
+    if (entry.contains("title")) {
+      absl::StrAppendFormat(&out, " %-36s", entry["title"].get<std::string>());
+    }
+    const auto aliases = entry["aliases"].get<std::vector<std::string>>();
+    absl::StrAppend(&out, aliases.empty() ? "" : " ", absl::StrJoin(aliases, ", "));
+    absl::StripTrailingAsciiWhitespace(&out);
+    out += "\n";
+  }
+}
+
 }  // namespace
 
 double Gpu::TeraflopsOf(Operands operands) const {
@@ -164,6 +180,15 @@ absl::StatusOr<Model> LoadModel(const std::string& name_or_path) {
 }
 
 std::vector<std::string> ModelNames() { return NamesOf(BuiltInTable(ModelsJson())["models"]); }
+
+std::string CatalogText() {
+  std::string out =
+      "Models (--model; or any config.json, or its directory) and their other names\n";
+  AddNames(BuiltInTable(ModelsJson())["models"], out);
+  out += "GPUs (--gpu; or cpu: this host) and their other names\n";
+  AddNames(BuiltInTable(GpusJson())["gpus"], out);
+  return out;
+}
 
 Prices BuiltInPrices() {
   auto prices = ToPrices(BuiltInTable(PricesJson()));

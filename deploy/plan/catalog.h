@@ -68,6 +68,9 @@ struct Price {
 using Prices = std::map<std::string, Price>;  // by GPU name
 
 Prices BuiltInPrices();
+// The built-in models and GPUs with their other names, a line each.
+std::string CatalogText();
+
 // A file like data/prices.json. NOT_FOUND, INVALID_ARGUMENT naming the field.
 absl::StatusOr<Prices> LoadPrices(const std::string& path);
 

@@ -61,6 +61,10 @@ fails() {
   [ "$code" = 1 ] || { echo "plan_test.sh: plan $*: exit code $code" >&2; exit 1; }
   grep -q -- "$words" "$dir/out" || { echo "plan_test.sh: plan $*: no '$words'" >&2; exit 1; }
 }
+"$lockstep" plan --list >"$dir/list"
+grep -q '^  llama-3.1-8b *8b, llama-3.1-8b-instruct$' "$dir/list" && grep -q '^  h200-sxm-141g .*NVIDIA H200.* h200, ' "$dir/list" \
+  || { echo "plan_test.sh: --list says: $(cat "$dir/list")" >&2; exit 1; }
+refuses "--ttft-p95 5 has no unit: write 5s or 5ms" --model 8b --rate 2 --ttft-p95 5
 fails "nothing was calibrated" --model "$model" --gpu cpu --rate 1000/s --ttft-p95 1ms
 fails "it does not fit" --model llama-3.1-405b --gpu cpu
 
