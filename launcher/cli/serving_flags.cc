@@ -222,9 +222,10 @@ void AddControllerFlags(CLI::App& command, ControllerFlags& flags) {
       ->capture_default_str()
       ->group("Limits");
   command
-      .add_option("--speculative-tokens", flags.speculative_tokens,
-                  "guess so many next tokens of an output from what was written before, and check "
-                  "them in one step: the same answers, sooner where they quote; 0 = none")
+      .add_option(
+          "--speculative-tokens", flags.speculative_tokens,
+          "guess so many next tokens (0 to 32) of an output from what was written before, and "
+          "check them in one step: the same answers, sooner where they quote; 0 = none")
       ->type_name("K")
       ->check(Between(0, 32))
       ->capture_default_str()
