@@ -8,6 +8,7 @@
 # LAYOUTs are those below; SECONDS are of each. By hand, all of them for ten minutes:
 #   ... 65 $RANDOM crowded narrow copies bytes eight_bits four_bits no_text deep reborn
 set -euo pipefail
+if [ $# -lt 2 ]; then echo "usage: any_request.sh LOCKSTEP ANY_REQUEST_CLIENT [SECONDS [SEED [LAYOUT...]]]" >&2; exit 2; fi
 lockstep=$1 client=$2 seconds=${3:-10} seed=${4:-1}
 layouts=("${@:5}")
 if [ ${#layouts[@]} = 0 ]; then layouts=(crowded bytes); fi

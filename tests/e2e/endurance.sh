@@ -7,6 +7,7 @@
 #
 # By hand, ten minutes with a kill a minute: ... 600 60
 set -euo pipefail
+if [ $# -lt 2 ]; then echo "usage: endurance.sh LOCKSTEP ENDURANCE_CLIENT [SECONDS [KILL_EVERY_SECONDS]]" >&2; exit 2; fi
 lockstep=$1 client=$2 seconds=${3:-25} kill_every=${4:-8}
 # shellcheck source=tests/e2e/servers.sh
 source "$(dirname "$0")/servers.sh"

@@ -5,7 +5,12 @@
 #   tests/gpu/dependencies.sh DIR        then, there: tests/gpu/run.sh --dependencies DIR
 # LOCKSTEP_SHARED names the directory of test assets (default: ../shared beside the checkout).
 set -euo pipefail
-directory=${1:?usage: dependencies.sh DIR}
+usage="usage: dependencies.sh DIR"
+case ${1:-} in
+  "") echo "$usage" >&2; exit 2 ;;
+  -*) echo "$usage"; [[ $1 == -h || $1 == --help ]] && exit 0; exit 2 ;;
+esac
+directory=$1
 shared=${LOCKSTEP_SHARED:-$(dirname "$0")/../../../shared}
 packages=(libabsl-dev libabsl20220623 nlohmann-json3-dev libgtest-dev libgmock-dev libcli11-dev libfmt-dev libfmt9
   libpcre2-dev libpcre2-8-0 libutf8proc-dev libutf8proc2)
