@@ -1,5 +1,7 @@
 #include "launcher/cli/foreign_flags.h"
 
+#include <string>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "launcher/cli/add_command.h"
@@ -11,7 +13,10 @@ struct ForeignFlag {
   absl::string_view name;
   const char* ours;  // the hint is for commands that have it
   absl::string_view value;
+  absl::string_view said = {};  // instead of "is OURS VALUE here"
 };
+
+constexpr absl::string_view kModelIsPositional = "is not needed: MODEL stands without a flag";
 
 // Of several for one name the first that the command has.
 constexpr ForeignFlag kForeignFlags[] = {
@@ -21,9 +26,9 @@ constexpr ForeignFlag kForeignFlags[] = {
     {"--host", "--http-listen", " HOST:PORT (of OpenAI's API)"},
     {"--host", "--listen", " HOST:PORT"},
     {"--host", "--server", " HOST:PORT"},
-    {"--model", "model", ": it stands without a flag, `MODEL`"},
-    {"--model-path", "model", ": it stands without a flag, `MODEL`"},
-    {"-m", "model", ": it stands without a flag, `MODEL`"},
+    {"--model", "model", "", kModelIsPositional},
+    {"--model-path", "model", "", kModelIsPositional},
+    {"-m", "model", "", kModelIsPositional},
     {"--tensor-parallel-size", "--tp", " N"},
     {"--tp-size", "--tp", " N"},
     {"-tp", "--tp", " N"},
@@ -45,7 +50,8 @@ constexpr ForeignFlag kForeignFlags[] = {
     {"--speculative-config", "--speculative-tokens", " K"},
     {"--no-enable-prefix-caching", "--no-prefix-cache", ""},
     {"--disable-radix-cache", "--no-prefix-cache", ""},
-    {"--enable-prefix-caching", "--no-prefix-cache", ", to turn off what is on without a flag,"},
+    {"--enable-prefix-caching", "--no-prefix-cache", "",
+     "is not needed: prefixes are cached unless --no-prefix-cache is given"},
     {"--n-predict", "--max-tokens", " TOKENS"},
     {"--max-new-tokens", "--max-tokens", " TOKENS"}};
 
@@ -57,9 +63,9 @@ std::string ForeignFlagHint(const CLI::App& command, absl::string_view error) {
     for (const ForeignFlag& foreign : kForeignFlags) {
       if (name != foreign.name) continue;
       if (command.get_option_no_throw(foreign.ours) == nullptr) continue;
-      const bool is_flag = absl::StartsWith(foreign.ours, "-");
-      return absl::StrCat("; ", name, is_flag ? " is " : " is not needed",
-                          is_flag ? foreign.ours : "", foreign.value, is_flag ? " here" : "");
+      return foreign.said.empty()
+                 ? absl::StrCat("; ", name, " is ", foreign.ours, foreign.value, " here")
+                 : absl::StrCat("; ", name, " ", foreign.said);
     }
   }
   return "";

@@ -230,8 +230,8 @@ std::string WithFlagNames(absl::string_view message) {
     if (absl::ConsumePrefix(&message, field)) return absl::StrCat(flag, message);
   }
   constexpr absl::string_view kPlainNames[] = {
-      "temperature",        "top_k",            "top_p",            "min_p",
-      "repetition_penalty", "presence_penalty", "frequency_penalty"};
+      "temperature",      "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty",
+      "frequency_penalty"};
   for (const absl::string_view name : kPlainNames) {
     if (absl::StartsWith(message, absl::StrCat(name, " is "))) {
       return WithFlagNames(absl::StrCat("sampling.", message));

@@ -84,7 +84,7 @@ TEST_F(WrongUsageTest, FlagsAreRefusedWithTheirValueAndLimits) {
        "--layers-per-kv is not for --gpu cpu"},
       {{"serve", "m", "--port", "8000"}, "; --port is --http-listen HOST:PORT"},
       {{"serve", "m", "--tensor-parallel-size=2"}, "; --tensor-parallel-size is --tp N here"},
-      {{"serve", "--model", "m"}, "; --model is not needed: it stands without a flag"},
+      {{"serve", "--model", "m"}, "; --model is not needed: MODEL stands without a flag"},
       {{"gateway", "--host", "a"}, "; --host is --listen HOST:PORT here"},
       {{"generate", "--port", "8000", "hi"}, "; --port is --server HOST:PORT here"},
       {{"frobnicate"}, "frobnicate"}};
