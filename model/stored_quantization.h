@@ -44,8 +44,9 @@ struct StoredQuantization {
   // (kernels/quantization.h): where slices end within groups, it is none of ours.
   Quantization native(int64_t columns, int64_t num_k_slices) const {
     const Quantization whole = native();
-    const bool is_cut_within = num_k_slices > 1 && columns / num_k_slices % group_size != 0;
-    return whole == Quantization::kNone || is_cut_within ? Quantization::kNone : whole;
+    if (whole == Quantization::kNone || num_k_slices == 1) return whole;  // others need no groups
+    const bool is_whole_groups = columns / num_k_slices % group_size == 0;
+    return is_whole_groups ? whole : Quantization::kNone;
   }
 };
 
