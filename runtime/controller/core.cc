@@ -10,6 +10,18 @@
 #include "runtime/controller/replica_choice.h"
 
 namespace lockstep {
+namespace {
+
+// Of the replica with this engine, for a request.
+ReplicaLoad LoadOf(const engine::Engine& engine, const engine::EngineRequest& request) {
+  const engine::EngineStats stats = engine.Stats();
+  return {.queue_is_full = !engine.CheckQueue().ok(),
+          .num_sequences = stats.num_waiting + stats.num_running,
+          .num_uncomputed_tokens = engine.NumUncomputedTokens(),
+          .num_cached_tokens = engine.CachedPrefixTokens(request)};
+}
+
+}  // namespace
 
 ControllerCore::ControllerCore(CoreConfig config, CoreOutput& output, absl::Time now)
     : config_(std::move(config)), output_(output) {
@@ -135,15 +147,6 @@ bool ControllerCore::QueuesAreFull() const {
   return any;
 }
 
-ReplicaLoad ControllerCore::LoadOf(const engine::Engine& engine,
-                                   const engine::EngineRequest& request) {
-  const engine::EngineStats stats = engine.Stats();
-  return {.queue_is_full = !engine.CheckQueue().ok(),
-          .num_sequences = stats.num_waiting + stats.num_running,
-          .num_uncomputed_tokens = engine.NumUncomputedTokens(),
-          .num_cached_tokens = engine.CachedPrefixTokens(request)};
-}
-
 Replica* ControllerCore::ChooseReplica(const engine::EngineRequest& request) {
   std::vector<Replica*> replicas;
   for (auto& replica : replicas_) {
@@ -209,7 +212,8 @@ void ControllerCore::MoveRequestsToLivingReplicas() {
 }
 
 // What never ran and finds no room where it waits goes where there is some: to a replica that
-// serves again, or has ended its own. (One that came now would be placed likewise.)
+// serves again, or has ended its own. It stays where it would go if it came now: its prefix may be
+// cached there.
 void ControllerCore::ShareQueues(absl::Time now) {
   for (auto& to : replicas_) {
     if (!to->serving()) continue;

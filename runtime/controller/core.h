@@ -4,8 +4,8 @@
 // through CoreOutput. Driven by the event loop, or by a simulation.
 //
 // Invariants: an accepted request lives in exactly one replica's engine until it ends; while any
-// replica serves, no request waits on one that does not, and none that never ran waits for room
-// where another has some; nothing that a stream of another epoch says changes anything.
+// replica serves, no request waits on one that does not; nothing that a stream of another epoch
+// says changes anything.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,6 @@
 #include "runtime/controller/killer_prompts.h"
 #include "runtime/controller/rank_port.h"
 #include "runtime/controller/replica.h"
-#include "runtime/controller/replica_choice.h"
 #include "runtime/controller/request_table.h"
 #include "runtime/controller/request_validation.h"
 #include "runtime/controller/served_load.h"
@@ -134,7 +133,6 @@ class ControllerCore {
   void EndOne(uint64_t number, v1::FinishReason reason, const grpc::Status& status);
   void EndRequests(v1::FinishReason reason, const grpc::Status& status);
   bool TakesRequests(const Replica& replica) const;
-  static ReplicaLoad LoadOf(const engine::Engine& engine, const engine::EngineRequest& request);
   Replica* ChooseReplica(const engine::EngineRequest& request);
   void MoveRequestsToLivingReplicas();
   void ShareQueues(absl::Time now);
