@@ -25,12 +25,12 @@ class AdmissionsTest : public EngineTest {
 
 TEST_F(AdmissionsTest, WhoGoesBeforeAPromptUnderWayGetsItsTokensFirst) {
   Start(SmallConfig());
-  EngineRequest patient = Prompt(1, 34, 2);
+  EngineRequest patient = Prompt(1, 29, 2);
   patient.priority = 1;
   Add(patient);
   Next();
-  Add(Prompt(2, 3, 1));
-  EXPECT_THAT(Next().work, ElementsAre(Chunk(1, 3, true), Chunk(0, 13, false)));
+  Add(Prompt(2, 8, 1));  // the other's last step would leave it three
+  EXPECT_THAT(Next().work, ElementsAre(Chunk(1, 8, true), Chunk(0, 8, false)));
 }
 
 TEST_F(AdmissionsTest, APromptOfManyStepsLetsShortOnesPass) {
@@ -71,7 +71,7 @@ TEST_F(AdmissionsTest, WhatOneComputesOthersFindInTheNextPlan) {
   EXPECT_EQ(plan.opened[1].num_computed_tokens, 0u);
 }
 
-TEST_F(AdmissionsTest, WhatIsComputedPieceByPieceIsWaitedForToo) {
+TEST_F(AdmissionsTest, NobodyWaitsForWhatWasComputedBefore) {
   Start(SmallConfig());
   Add(Prompt(1, 20, 1));
   Add(Prompt(4, 20, 1));
