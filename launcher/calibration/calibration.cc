@@ -202,6 +202,7 @@ class Calibration {
     JobSpec spec;
     spec.command = std::move(command);
     spec.environment = JobEnvironment();
+    spec.signal_without_launcher = kMpirunEndSignal;
     JobOutput output;
     std::string last_words;
     bool by_rank = false;  // then mpirun, which laments after them, says nothing new

@@ -52,6 +52,7 @@ struct JobStart {
   const PrivateNetwork* network;  // null: the host's
   char* const* command;
   char* const* environment;
+  int signal_without_launcher;
 };
 
 // In the child between fork and exec, where other threads' locks may be held: system calls only.
@@ -59,8 +60,8 @@ struct JobStart {
 void BecomeJob(const JobStart& start) {
   ::setsid();  // a terminal's Ctrl-C is not for it, and its processes can be told from others
   if (start.network != nullptr && !start.network->Enter()) return;
-  // SIGTERM: mpirun then ends its ranks in order. The launcher may be gone already.
-  if (::prctl(PR_SET_PDEATHSIG, SIGTERM) != 0) return;
+  // The launcher may be gone already.
+  if (::prctl(PR_SET_PDEATHSIG, start.signal_without_launcher) != 0) return;
   if (::getppid() != start.parent) _exit(1);
   if (::dup2(start.input, 0) < 0 || ::dup2(start.output, 1) < 0 || ::dup2(start.output, 2) < 0) {
     return;
@@ -173,9 +174,13 @@ absl::StatusOr<std::unique_ptr<JobSupervisor>> JobSupervisor::Start(const JobSpe
   const std::vector<char*> environment = Pointers(variables);
   const PrivateNetwork network;
   const bool is_private = spec.private_network && network.IsPossible();
-  const JobStart start = {::getpid(),         input.get(),
-                          output.write.get(), is_private ? &network : nullptr,
-                          command.data(),     environment.data()};
+  const JobStart start = {::getpid(),
+                          input.get(),
+                          output.write.get(),
+                          is_private ? &network : nullptr,
+                          command.data(),
+                          environment.data(),
+                          spec.signal_without_launcher};
   const pid_t pid = ::fork();
   if (pid < 0) return absl::UnavailableError(absl::StrCat("fork: ", std::strerror(errno)));
   if (pid == 0) {

@@ -7,6 +7,7 @@
 // and left: nothing here waits for them. A restart is a new JobSupervisor with the next epoch.
 #pragma once
 
+#include <signal.h>
 #include <sys/types.h>
 
 #include <functional>
@@ -30,6 +31,8 @@ struct JobSpec {
   std::string input = {};
   // Without the host's network, where the system allows that (see private_network.h).
   bool private_network = false;
+  // What the job gets when the launcher is gone, killed say: SIGTERM for who ends what it started.
+  int signal_without_launcher = SIGTERM;
   // How long Wait and Terminate wait for killed processes to be gone.
   absl::Duration kill_patience = absl::Seconds(10);
 };

@@ -2,6 +2,8 @@
 // words that mpirun and srun add to what the ranks print.
 #pragma once
 
+#include <signal.h>
+
 #include <filesystem>
 #include <initializer_list>
 #include <map>
@@ -19,6 +21,12 @@ namespace lockstep {
 std::optional<std::filesystem::path> FindProgram(std::initializer_list<const char*> names);
 // mpirun.openmpi or mpirun on $PATH. NOT_FOUND saying how to install it.
 absl::StatusOr<std::filesystem::path> FindMpirun();
+
+// For JobSpec: of SIGTERM, if it comes while it starts its ranks, Open MPI 4.1's mpirun hangs now
+// and then, and stays with the ranks that it has. Without it ranks end by themselves
+// (EndWithParent), as do its daemons on other hosts, whose connections break; its files are in the
+// launcher's.
+inline constexpr int kMpirunEndSignal = SIGKILL;
 
 struct MpiScratch {
   std::filesystem::path files;   // a private directory for mpirun's own files

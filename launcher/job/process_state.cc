@@ -1,14 +1,17 @@
 #include "launcher/job/process_state.h"
 
 #include <fcntl.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdint>
+#include <cstring>
 #include <filesystem>
 #include <set>
 #include <system_error>
 #include <vector>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -29,21 +32,48 @@ std::string Contents(const std::filesystem::path& file) {
 
 constexpr char kGone = 'X';
 
-// Of proc(5)'s stat, what follows the command, which may hold anything, in parentheses: the state,
-// and six fields on flags. A thread on its way out is as good as gone, unless it waits.
-char StateOf(const std::filesystem::path& thread) {
+// Of proc(5)'s stat. The fields are counted from what follows the command, which may hold anything,
+// in parentheses.
+struct Stat {
+  char state = kGone;
+  bool is_exiting = false;
+  int wait_status = 0;  // of one that ends; 0, too, where the system does not show it
+};
+
+Stat StatOf(const std::filesystem::path& process_or_thread) {
   constexpr uint32_t kExiting = 0x4;  // the kernel's PF_EXITING
-  const std::string stat = Contents(thread / "stat");
+  constexpr size_t kFlags = 6, kExitCode = 49;
+  const std::string stat = Contents(process_or_thread / "stat");
   const size_t end = stat.rfind(") ");
-  if (end == std::string::npos) return kGone;
-  const std::vector<std::string> fields =
-      absl::StrSplit(stat.substr(end + 2), absl::MaxSplits(' ', 7));
+  if (end == std::string::npos) return {};
+  const std::vector<std::string> fields = absl::StrSplit(stat.substr(end + 2), ' ');
   uint32_t flags = 0;
-  if (fields[0].size() != 1 || fields.size() < 8 || !absl::SimpleAtoi(fields[6], &flags)) {
-    return kGone;
+  if (fields[0].size() != 1 || fields.size() <= kFlags ||
+      !absl::SimpleAtoi(fields[kFlags], &flags)) {
+    return {};
   }
-  const char state = fields[0][0];
-  return (flags & kExiting) != 0 && state != 'D' ? kGone : state;
+  Stat result = {fields[0][0], (flags & kExiting) != 0};
+  if (fields.size() <= kExitCode ||
+      !absl::SimpleAtoi(absl::StripAsciiWhitespace(fields[kExitCode]), &result.wait_status)) {
+    result.wait_status = 0;
+  }
+  return result;
+}
+
+// A thread on its way out is as good as gone, unless it waits.
+bool IsGone(const Stat& thread) {
+  return thread.state == 'Z' || thread.state == kGone || (thread.is_exiting && thread.state != 'D');
+}
+
+// Until its parent has heard of it. Nothing of one that ended well, as it then may be unknown.
+std::string DescribeEnd(pid_t pid) {
+  const int status = StatOf(absl::StrCat("/proc/", pid)).wait_status;
+  if (WIFSIGNALED(status)) {
+    const int signal = WTERMSIG(status);
+    return absl::StrCat("it was killed by signal ", signal, " (", ::strsignal(signal), ")");
+  }
+  if (!WIFEXITED(status) || WEXITSTATUS(status) == 0) return "";
+  return absl::StrCat("it ended with exit code ", WEXITSTATUS(status));
 }
 
 }  // namespace
@@ -55,8 +85,9 @@ std::string DescribeProcess(pid_t pid) {
   for (std::filesystem::directory_iterator threads(absl::StrCat("/proc/", pid, "/task"), error),
        end;
        !error && threads != end; threads.increment(error)) {
-    const char state = StateOf(threads->path());
-    if (state == 'Z' || state == kGone) continue;
+    const Stat stat = StatOf(threads->path());
+    if (IsGone(stat)) continue;
+    const char state = stat.state;
     ++num_threads;
     num_running += state == 'R' ? 1 : 0;
     num_stopped += state == 'T' || state == 't' ? 1 : 0;
@@ -65,7 +96,7 @@ std::string DescribeProcess(pid_t pid) {
     const std::string what = Contents(threads->path() / "wchan");
     if (!what.empty() && what != "0") waits.insert(what);
   }
-  if (num_threads == 0) return "";
+  if (num_threads == 0) return DescribeEnd(pid);
   if (num_stopped > 0) return "it is stopped";
   if (num_waiting > 0) {
     return absl::StrCat(num_waiting, " of ", num_threads, " threads wait uninterruptibly",

@@ -245,6 +245,7 @@ absl::StatusOr<JobSpec> MakeJob(const LaunchPlan& plan, const LaunchFiles& files
                                    {files.directory.path(), files.memory.path()}, worker, ports);
     spec.environment = JobEnvironment(files.program.PluginVariables());
     spec.private_network = plan.worker_listen.empty();
+    spec.signal_without_launcher = kMpirunEndSignal;
     return spec;
   }
   ASSIGN_OR_RETURN(const std::filesystem::path rank_file,
@@ -261,6 +262,7 @@ absl::StatusOr<JobSpec> MakeJob(const LaunchPlan& plan, const LaunchFiles& files
   launch.network = plan.network;
   launch.ports = ports;
   spec.command = HostsMpiCommand(plan.starter, launch, worker);
+  spec.signal_without_launcher = kMpirunEndSignal;
   // Of mpirun's own files; other hosts have directories of their own.
   spec.environment = JobEnvironment({{"TMPDIR", files.directory.path().string()}});
   return spec;

@@ -263,7 +263,9 @@ absl::Duration ServeSession::UsualDeath() const { return options_.kill_timeout /
 void ServeSession::LoseJob(Job& job, std::string reason, bool may_restart) {
   if (job.process->Wait(SteadyNow() + kOwnEndTimeout)) {
     const auto how = SignalInExitCode(job.starter, job.process->exit()->code);
-    if (how && !job.words.killed) absl::StrAppend(&reason, " (mpirun: a rank was ", *how, ")");
+    if (how && !job.words.killed && !absl::StrContains(job.words.process_state, *how)) {
+      absl::StrAppend(&reason, " (mpirun: a rank was ", *how, ")");
+    }
   } else {
     job.process->Terminate(kTerminateGrace);
   }

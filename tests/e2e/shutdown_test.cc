@@ -37,6 +37,13 @@ class ShutdownTest : public ::testing::Test {
         client->WaitForOutput([](const std::string& out) { return out.size() > 100; }, kPatience));
     return client;
   }
+  // -1: it is not the only process beside the server and its ranks.
+  static pid_t Mpirun(Server& server, const json& ranks) {
+    std::vector<pid_t> others = server.process().Marked();
+    std::erase(others, server.process().pid());
+    for (const json& rank : ranks) std::erase(others, rank["pid"].get<pid_t>());
+    return others.size() == 1 ? others.front() : -1;
+  }
   static void ExpectNothingLeft(Server& server) {
     EXPECT_TRUE(server.process().WaitUntilNoneMarked(absl::Seconds(20)));
     EXPECT_THAT(server.RuntimeFiles(), IsEmpty());
@@ -101,17 +108,28 @@ TEST_F(ShutdownTest, WithoutRestartsAKilledRankIsNamedAndEndsTheServer) {
   ExpectNothingLeft(*server);
 }
 
-TEST_F(ShutdownTest, WithoutRestartsAKilledJobEndsTheServer) {
+// The others may end before mpirun looks, and then it tells of those.
+TEST_F(ShutdownTest, AKilledRankIsToldOfThoughMpirunDoesNot) {
   auto server = Serve({"--max-restarts", "0"});
   server->WaitReady();
   const json ranks = server->Status()["status"]["ranks"];
-  std::vector<pid_t> others = server->process().Marked();
-  std::erase(others, server->process().pid());
-  for (const json& rank : ranks) {
-    std::erase(others, rank["pid"].get<pid_t>());
-  }
-  ASSERT_EQ(others.size(), 1u);  // mpirun
-  ::kill(others.front(), SIGKILL);
+  ASSERT_EQ(ranks.size(), 4u);
+  const pid_t mpirun = Mpirun(*server, ranks);
+  ASSERT_GT(mpirun, 0);
+  ::kill(mpirun, SIGSTOP);
+  ::kill(ranks[2]["pid"].get<pid_t>(), SIGKILL);
+  EXPECT_EQ(server->process().Wait(kPatience), 1);
+  EXPECT_THAT(server->process().err(), HasSubstr("rank 2 (stage 1"));
+  EXPECT_THAT(server->process().err(), HasSubstr("it was killed by signal 9 (Killed)"));
+  ExpectNothingLeft(*server);
+}
+
+TEST_F(ShutdownTest, WithoutRestartsAKilledJobEndsTheServer) {
+  auto server = Serve({"--max-restarts", "0"});
+  server->WaitReady();
+  const pid_t mpirun = Mpirun(*server, server->Status()["status"]["ranks"]);
+  ASSERT_GT(mpirun, 0);
+  ::kill(mpirun, SIGKILL);
   EXPECT_EQ(server->process().Wait(kPatience), 1);
   ExpectNothingLeft(*server);
 }

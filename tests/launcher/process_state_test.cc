@@ -96,18 +96,22 @@ TEST(ProcessState, WhoEndsMeanwhileDoesNoHarm) {
       ::pause();
     });
     std::thread killer([&] { ::kill(child.pid(), SIGKILL); });
-    child.Await("");
+    child.Await("it was killed by signal 9 (Killed)");
     killer.join();
   }
 }
 
-TEST(ProcessState, WhoHasEndedIsNotDescribed) {
+TEST(ProcessState, WhoHasEndedIsDescribedUntilItsParentKnows) {
   Child child([] { ::pause(); });
   const pid_t pid = child.pid();
-  ::kill(pid, SIGKILL);
-  child.Await("");  // a zombie by then
+  ::kill(pid, SIGTERM);
+  child.Await("it was killed by signal 15 (Terminated)");
   child.End();
   EXPECT_EQ(DescribeProcess(pid), "");
+  const Child failed([] { ::_exit(3); });
+  failed.Await("it ended with exit code 3");
+  const Child done([] { ::_exit(0); });
+  done.Await("");
   EXPECT_EQ(DescribeProcess(1 << 30), "");
 }
 
