@@ -22,6 +22,7 @@
 #include "launcher/job/job_output.h"
 #include "launcher/job/network.h"
 #include "launcher/job/parent_watch.h"
+#include "launcher/job/process_state.h"
 #include "launcher/job/runtime_dir.h"
 #include "launcher/job/weight_memory.h"
 #include "launcher/ranks/device_choice.h"
@@ -162,6 +163,16 @@ absl::Status RunRank(const WorkerCommandOptions& flags, const MpiSession& sessio
   return RunWorker(options, *rendezvous);
 }
 
+// The ranks of this host, and this rank, are children of one daemon of mpirun's or srun's.
+void TellOfKilled() {
+  for (const pid_t pid : ChildrenOf(::getppid())) {
+    if (const auto signal = SignalThatKilled(pid)) {
+      std::printf("%s\n", FormatProcessKilled({HostName(), pid, *signal}).c_str());
+    }
+  }
+  std::fflush(stdout);
+}
+
 int RunWorkerCommand(const WorkerCommandOptions& flags) {
   if (flags.secret_file.empty() && !flags.secret_stdin) {
     return FailUsage(kWorkerCommand, "--secret-file or --secret-stdin is required");
@@ -181,6 +192,7 @@ int RunWorkerCommand(const WorkerCommandOptions& flags) {
     }
     const absl::Status status = RunRank(flags, session);
     if (status.ok()) return status;
+    if (flags.announce) TellOfKilled();
     return absl::Status(status.code(), absl::StrCat("rank ", session.rank(), " on ", HostName(),
                                                     ": ", status.message()));
   });

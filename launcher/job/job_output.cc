@@ -14,6 +14,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "launcher/job/process_state.h"
 
 namespace lockstep {
 namespace {
@@ -97,7 +98,7 @@ std::optional<RankKilled> ParseSrunKilled(absl::string_view text) {
   for (const int signal : {SIGSEGV, SIGABRT, SIGBUS, SIGILL, SIGFPE}) {
     if (name != ::strsignal(signal)) continue;
     killed.host = std::string(parts[0]);
-    killed.how = absl::StrCat("killed by signal ", signal, " (", name, ")");
+    killed.how = KilledBySignal(signal);
     return killed;
   }
   return std::nullopt;
@@ -115,12 +116,13 @@ std::optional<std::string> SignalInExitCode(absl::string_view starter, int code)
       starter.substr(starter.rfind('/') + 1);  // 0 where there is none
   const int signal = code - 128;
   if (!absl::StartsWith(program, "mpirun") || signal < 1 || signal > SIGSYS) return std::nullopt;
-  return absl::StrCat("killed by signal ", signal, " (", ::strsignal(signal), ")");
+  return KilledBySignal(signal);
 }
 
 namespace {
 
 constexpr absl::string_view kStartedMark = "lockstep-rank-started ";
+constexpr absl::string_view kKilledMark = "lockstep-killed ";
 constexpr size_t kMaxBannerLines = 100;
 constexpr size_t kMaxNotices = 1000;  // that are kept to compare with
 
@@ -199,6 +201,22 @@ std::optional<RankStarted> ParseRankStarted(absl::string_view text) {
   }
   started.host = std::string(words[0]);
   return started;
+}
+
+std::string FormatProcessKilled(const ProcessKilled& killed) {
+  return absl::StrCat(kKilledMark, killed.host, " ", killed.pid, " ", killed.signal);
+}
+
+std::optional<ProcessKilled> ParseProcessKilled(absl::string_view text) {
+  if (!absl::ConsumePrefix(&text, kKilledMark)) return std::nullopt;
+  const std::vector<absl::string_view> words = absl::StrSplit(text, ' ');
+  ProcessKilled killed;
+  if (words.size() != 3 || words[0].empty() || !absl::SimpleAtoi(words[1], &killed.pid) ||
+      !absl::SimpleAtoi(words[2], &killed.signal) || killed.signal < 1 || killed.signal >= NSIG) {
+    return std::nullopt;
+  }
+  killed.host = std::string(words[0]);
+  return killed;
 }
 
 std::string FormatNotice(const RankNotice& notice) {

@@ -52,6 +52,16 @@ std::optional<RankStarted> ParseRankStarted(absl::string_view text);
 // What it says when it has got through: from then on MPI's start holds nobody up.
 inline constexpr char kRankMetMark[] = "lockstep-rank-met";
 
+// What a rank that ends says of others of its host: mpirun tells of the first that it sees end,
+// which may be one that ended because another was killed, and srun not at all.
+struct ProcessKilled {
+  std::string host;
+  int64_t pid = 0;
+  int signal = 0;
+};
+std::string FormatProcessKilled(const ProcessKilled& killed);  // one line, without its end
+std::optional<ProcessKilled> ParseProcessKilled(absl::string_view text);
+
 // What a rank has found that operators may want to read, in one line. Ranks that speak for a
 // pipeline stage, where there are several, say which.
 struct RankNotice {

@@ -12,7 +12,6 @@
 #include <cerrno>
 #include <climits>
 #include <cstring>
-#include <filesystem>
 #include <fstream>
 
 #include "absl/random/random.h"
@@ -25,6 +24,7 @@
 #include "launcher/base/host_name.h"
 #include "launcher/base/signals.h"
 #include "launcher/job/private_network.h"
+#include "launcher/job/process_state.h"
 
 namespace lockstep {
 namespace {
@@ -117,14 +117,9 @@ bool HasInEnvironment(pid_t pid, absl::string_view mark) {
 // orphans of it (see PR_SET_CHILD_SUBREAPER). A process that has ended, but was not waited for, has
 // no environment any more; its session tells it.
 std::vector<pid_t> Adopted(pid_t session, absl::string_view mark) {
-  std::vector<pid_t> adopted;
-  std::error_code error;
-  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task", error)) {
-    std::ifstream list(task.path() / "children");
-    for (pid_t pid = 0; list >> pid;) {
-      if (::getsid(pid) == session || HasInEnvironment(pid, mark)) adopted.push_back(pid);
-    }
-  }
+  std::vector<pid_t> adopted = ChildrenOf(::getpid());
+  std::erase_if(
+      adopted, [&](pid_t pid) { return ::getsid(pid) != session && !HasInEnvironment(pid, mark); });
   return adopted;
 }
 

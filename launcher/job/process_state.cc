@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <set>
 #include <system_error>
 #include <vector>
@@ -65,18 +66,39 @@ bool IsGone(const Stat& thread) {
   return thread.state == 'Z' || thread.state == kGone || (thread.is_exiting && thread.state != 'D');
 }
 
-// Until its parent has heard of it. Nothing of one that ended well, as it then may be unknown.
+// Nothing of one that ended well, as one of which the system does not tell looks the same.
 std::string DescribeEnd(pid_t pid) {
-  const int status = StatOf(absl::StrCat("/proc/", pid)).wait_status;
-  if (WIFSIGNALED(status)) {
-    const int signal = WTERMSIG(status);
-    return absl::StrCat("it was killed by signal ", signal, " (", ::strsignal(signal), ")");
+  if (const auto signal = SignalThatKilled(pid)) {
+    return absl::StrCat("it was ", KilledBySignal(*signal));
   }
+  const int status = StatOf(absl::StrCat("/proc/", pid)).wait_status;
   if (!WIFEXITED(status) || WEXITSTATUS(status) == 0) return "";
   return absl::StrCat("it ended with exit code ", WEXITSTATUS(status));
 }
 
 }  // namespace
+
+std::vector<pid_t> ChildrenOf(pid_t pid) {
+  std::vector<pid_t> children;
+  std::error_code error;
+  for (std::filesystem::directory_iterator threads(absl::StrCat("/proc/", pid, "/task"), error),
+       end;
+       !error && threads != end; threads.increment(error)) {
+    std::ifstream list(threads->path() / "children");
+    for (pid_t child = 0; list >> child;) children.push_back(child);
+  }
+  return children;
+}
+
+std::optional<int> SignalThatKilled(pid_t pid) {
+  const Stat stat = StatOf(absl::StrCat("/proc/", pid));
+  if (!IsGone(stat) || !WIFSIGNALED(stat.wait_status)) return std::nullopt;
+  return WTERMSIG(stat.wait_status);
+}
+
+std::string KilledBySignal(int signal) {
+  return absl::StrCat("killed by signal ", signal, " (", ::strsignal(signal), ")");
+}
 
 std::string DescribeProcess(pid_t pid) {
   int num_threads = 0, num_running = 0, num_stopped = 0, num_waiting = 0;

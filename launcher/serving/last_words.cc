@@ -4,6 +4,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "launcher/cli/values.h"
+#include "launcher/job/process_state.h"
 
 namespace lockstep {
 namespace {
@@ -19,6 +20,10 @@ bool LastWords::Hear(const JobLine& line) {
     if (rank_killed) killed = rank_killed;
     return rank_killed.has_value();
   }
+  if (const auto killed_process = ParseProcessKilled(line.text)) {
+    killed_processes.push_back(*killed_process);
+    return true;
+  }
   if (const auto failure = ParseCheckFailure(line.text)) {
     check_failures.try_emplace(*line.rank, Excerpt(*failure, kMostCheckBytes));
   }
@@ -26,6 +31,15 @@ bool LastWords::Hear(const JobLine& line) {
   if (!absl::ConsumePrefix(&error, kWorkerErrorPrefix)) return false;
   if (rank_error.empty()) rank_error = std::string(error);
   return true;
+}
+
+std::string LastWords::StateOfLost() const {
+  for (const ProcessKilled& each : killed_processes) {
+    if (each.host == lost_host && each.pid == lost_pid) {
+      return absl::StrCat("it was ", KilledBySignal(each.signal));
+    }
+  }
+  return process_state;
 }
 
 // mpirun knows which rank was killed first; the controller knows what it did. When one dies the
@@ -43,13 +57,15 @@ std::string LastWords::Explain(const std::string& reason) const {
     const auto& [rank, failure] = *check_failures.begin();
     return absl::StrCat(reason, " (rank ", rank, ": ", failure, ")");
   }
+  const std::string state = StateOfLost();
+  if (absl::StartsWith(state, "it was killed")) return absl::StrCat(reason, "; ", state);
   // That it lost the controller is what follows from the loss, and so is what that told it of it.
   if (!rank_error.empty() && !absl::StrContains(reason, "it failed: ") &&
       !absl::StrContains(rank_error, reason) &&
       !absl::StrContains(rank_error, "lost the controller")) {
     return absl::StrCat(reason, " (", rank_error, ")");
   }
-  return process_state.empty() ? reason : absl::StrCat(reason, "; ", process_state);
+  return state.empty() ? reason : absl::StrCat(reason, "; ", state);
 }
 
 }  // namespace lockstep

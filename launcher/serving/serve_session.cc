@@ -201,6 +201,8 @@ void ServeSession::HandleLoss(const News& news) {
   // again.
   const bool may_restart = has_served_ || event.cause != ControllerEvent::Cause::kRankComplained;
   job.words.ranks = event.ranks;
+  job.words.lost_host = event.host;
+  job.words.lost_pid = event.pid;
   job.words.process_state = news.process_state;
   LoseJob(job, event.message, may_restart);
 }
@@ -263,7 +265,7 @@ absl::Duration ServeSession::UsualDeath() const { return options_.kill_timeout /
 void ServeSession::LoseJob(Job& job, std::string reason, bool may_restart) {
   if (job.process->Wait(SteadyNow() + kOwnEndTimeout)) {
     const auto how = SignalInExitCode(job.starter, job.process->exit()->code);
-    if (how && !job.words.killed && !absl::StrContains(job.words.process_state, *how)) {
+    if (how && !job.words.killed && !absl::StrContains(job.words.StateOfLost(), *how)) {
       absl::StrAppend(&reason, " (mpirun: a rank was ", *how, ")");
     }
   } else {

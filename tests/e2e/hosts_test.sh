@@ -79,6 +79,14 @@ for rank in $before; do
   done
 done
 
+step "a killed rank is told of by another of its host, where mpirun sees others end before"
+on b pkill -STOP orted
+on b kill -KILL "$(ranks_on b | tail -1)"
+sleep 0.5
+on b pkill -CONT orted
+await_event restarting "rank 3 .* on b.*it was killed by signal 9"
+await_event ready_again '"epoch":3'
+
 step "an orderly stop leaves nothing on any host"
 [[ "$(left_on a)" == *ompi.a.* ]] || fail "mpirun's directories are not where the test looks for them"
 stop_server INT 0

@@ -21,13 +21,14 @@ expect_refusal() {
   sed -n 's/^lockstep serve: /   /p' "$hosts_dir/refusal"
 }
 
+# await_event EVENT [PATTERN]
 await_event() {
   for _ in $(seq 3000); do
-    if grep -q "\"event\":\"$1\"" "$log"; then return; fi
-    kill -0 "$server" 2>/dev/null || fail "the server ended; no event $1"
+    if grep "\"event\":\"$1\"" "$log" | grep -qE -- "${2:-}"; then return; fi
+    kill -0 "$server" 2>/dev/null || fail "the server ended; no event $1 ${2:-}"
     sleep 0.1
   done
-  fail "no event $1"
+  fail "no event $1 ${2:-}"
 }
 expect_event() { grep "\"event\":\"$1\"" "$log" | grep -qE -- "$2" || fail "no event $1 that matches $2"; }
 

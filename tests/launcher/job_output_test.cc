@@ -76,6 +76,19 @@ TEST(CheckFailureTest, IsTakenFromTheLineWithoutItsPlaceInTheSource) {
   EXPECT_FALSE(ParseCheckFailure("a check failed").has_value());
 }
 
+TEST(ProcessKilledTest, GoesThereAndBack) {
+  const auto killed = ParseProcessKilled(FormatProcessKilled({"node-7.rack", 4711, 9}));
+  ASSERT_TRUE(killed.has_value());
+  EXPECT_EQ(killed->host, "node-7.rack");
+  EXPECT_EQ(killed->pid, 4711);
+  EXPECT_EQ(killed->signal, 9);
+  for (const char* text :
+       {"", "lockstep-killed ", "lockstep-killed a 1", "lockstep-killed a x 9", "killed a 1 9",
+        "lockstep-killed a 1 0", "lockstep-killed a 1 1000", "lockstep-killed a 1 9 2"}) {
+    EXPECT_FALSE(ParseProcessKilled(text).has_value()) << text;
+  }
+}
+
 TEST(RankStartedTest, GoesThereAndBack) {
   const auto started = ParseRankStarted(FormatRankStarted({"node-7.rack", 4711}));
   ASSERT_TRUE(started.has_value());

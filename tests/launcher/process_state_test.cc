@@ -101,6 +101,22 @@ TEST(ProcessState, WhoEndsMeanwhileDoesNoHarm) {
   }
 }
 
+TEST(ProcessState, TellsOfASiblingThatWasKilled) {
+  Child child([] { ::pause(); });
+  child.Await("all of 1 threads sleep");
+  EXPECT_THAT(ChildrenOf(::getpid()), ::testing::Contains(child.pid()));
+  EXPECT_EQ(SignalThatKilled(child.pid()), std::nullopt);
+  ::kill(child.pid(), SIGKILL);
+  child.Await("it was killed by signal 9 (Killed)");
+  EXPECT_EQ(SignalThatKilled(child.pid()), SIGKILL);
+  EXPECT_THAT(ChildrenOf(::getpid()), ::testing::Contains(child.pid()));
+  const pid_t pid = child.pid();
+  child.End();
+  EXPECT_EQ(SignalThatKilled(pid), std::nullopt);
+  EXPECT_THAT(ChildrenOf(::getpid()), ::testing::Not(::testing::Contains(pid)));
+  EXPECT_THAT(ChildrenOf(1 << 30), ::testing::IsEmpty());
+}
+
 TEST(ProcessState, WhoHasEndedIsDescribedUntilItsParentKnows) {
   Child child([] { ::pause(); });
   const pid_t pid = child.pid();
