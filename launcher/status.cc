@@ -6,9 +6,11 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "google/protobuf/descriptor.h"
 #include "google/protobuf/util/json_util.h"
 #include "kernels/base/status_macros.h"
@@ -72,6 +74,17 @@ void AppendModel(const v1::GetServerInfoResponse& info, std::string& out) {
                         info.max_num_seqs(), FormatCount(info.max_batched_tokens()), guesses);
 }
 
+// " (3 invalid, 1 for overload)"; empty: there are none.
+std::string RejectionsText(const v1::Rejections& rejections) {
+  std::vector<std::string> parts;
+  for (const auto& [count, reason] : {std::pair(rejections.invalid(), "invalid"),
+                                      {rejections.overload(), "for overload"},
+                                      {rejections.unavailable(), "while not serving"}}) {
+    if (count > 0) parts.push_back(absl::StrCat(count, " ", reason));
+  }
+  return parts.empty() ? "" : absl::StrCat(" (", absl::StrJoin(parts, ", "), ")");
+}
+
 void AppendLoad(const v1::GetServerInfoResponse& info, const v1::GetStatusResponse& status,
                 std::string& out) {
   absl::StrAppendFormat(&out, "state     %s%s, up %s\n", StateName(status.state()),
@@ -88,9 +101,10 @@ void AppendLoad(const v1::GetServerInfoResponse& info, const v1::GetStatusRespon
       FormatCount(status.kv_blocks_in_use()), FormatCount(status.kv_blocks_total()),
       Percent(status.kv_blocks_in_use(), status.kv_blocks_total()),
       FormatCount(status.kv_blocks_cached()), info.kv_block_size());
-  absl::StrAppendFormat(&out, "requests  %d accepted, %d finished, %d rejected, %d aborted\n",
+  absl::StrAppendFormat(&out, "requests  %d accepted, %d finished, %d rejected%s, %d aborted\n",
                         status.requests_accepted(), status.requests_finished(),
-                        status.requests_rejected(), status.requests_aborted());
+                        status.requests_rejected(), RejectionsText(status.rejections()),
+                        status.requests_aborted());
   absl::StrAppendFormat(&out,
                         "tokens    %s generated, %s prompt computed, %s prompt cached; %s steps\n",
                         FormatCount(static_cast<int64_t>(status.tokens_generated())),

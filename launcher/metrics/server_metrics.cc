@@ -65,9 +65,14 @@ void AddCounters(const Status& status, MetricFamilies& families) {
   families.Counter("lockstep_requests_aborted_total",
                    "Requests that ended early: by their client, or with an error.",
                    AsDouble(status.requests_aborted()));
-  families.Counter("lockstep_requests_rejected_total",
-                   "Requests refused: invalid, too many, or not served now.",
-                   AsDouble(status.requests_rejected()));
+  const v1::Rejections& rejections = status.rejections();
+  for (const auto& [reason, count] : {std::pair("invalid", rejections.invalid()),
+                                      {"overload", rejections.overload()},
+                                      {"unavailable", rejections.unavailable()}}) {
+    families.Counter("lockstep_requests_rejected_total",
+                     "Requests refused: invalid, queues full, or not served now.", AsDouble(count),
+                     {{"reason", reason}});
+  }
   const char* prompt_tokens = "lockstep_prompt_tokens_total";
   const char* help =
       "Prompt tokens: computed (again after a preemption or a loss, and by each output where less "

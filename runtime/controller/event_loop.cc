@@ -61,7 +61,7 @@ void EventLoop::Add(engine::EngineRequest request, std::shared_ptr<RequestStream
     status = core_.Add(std::move(request), stream->spec().request_id, now);
   }
   if (!status.ok()) {
-    CountRejected();
+    CountRejected(status);
     stream->writer().Close(ToGrpcStatus(status));
     return;
   }
@@ -90,7 +90,7 @@ void EventLoop::GetStatus(absl::AnyInvocable<void(v1::GetStatusResponse)> done) 
     const absl::Time now = SteadyNow();
     v1::GetStatusResponse status = core_.Status(now);
     status.set_uptime_ms(absl::ToInt64Milliseconds(now - started_at_));
-    status.set_requests_rejected(num_rejected_.load(std::memory_order_relaxed));
+    rejections_.AddTo(status);
     forecast_.Complete(std::move(status), std::move(done));
   });
 }

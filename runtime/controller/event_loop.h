@@ -25,6 +25,7 @@
 #include "runtime/controller/core.h"
 #include "runtime/controller/health_service.h"
 #include "runtime/controller/rank_link.h"
+#include "runtime/controller/rejection_counts.h"
 #include "runtime/controller/request_stream.h"
 #include "runtime/controller/serving_state.h"
 #include "runtime/controller/speed_forecast.h"
@@ -46,7 +47,7 @@ class EventLoop final : private CoreOutput {
   // As of the loop's last round: a request would only be refused. Saves the crowd at the door the
   // way through the loop.
   bool queues_are_full() const { return queues_are_full_.load(std::memory_order_relaxed); }
-  void CountRejected() { num_rejected_.fetch_add(1, std::memory_order_relaxed); }
+  void CountRejected(const absl::Status& status) { rejections_.Count(status.code()); }
   uint64_t NextRequestNumber() { return next_number_.fetch_add(1, std::memory_order_relaxed); }
 
   void Submit(engine::EngineRequest request, std::shared_ptr<RequestStream> stream);
@@ -90,7 +91,7 @@ class EventLoop final : private CoreOutput {
   const std::function<void(const ControllerEvent&)> observer_;
   const absl::Time started_at_;
   std::atomic<uint64_t> next_number_{1};
-  std::atomic<uint64_t> num_rejected_{0};
+  RejectionCounts rejections_;
   std::atomic<bool> queues_are_full_{false};
   ServingState serving_;
 

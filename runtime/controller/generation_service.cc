@@ -276,7 +276,7 @@ std::shared_ptr<JournalEntry> GenerationService::Record(Call& call, uint64_t num
 }
 
 void GenerationService::Refuse(Call& call, const absl::Status& status) {
-  loop_->CountRejected();
+  loop_->CountRejected(status);
   call.writer->Close(ToGrpcStatus(status));
 }
 

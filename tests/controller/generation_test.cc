@@ -224,6 +224,7 @@ TEST_F(GenerationTest, WrongRequestsAreRefusedAndTheServerGoesOn) {
   EXPECT_THAT(generated.status.error_message(), HasSubstr("prompt is empty"));
 
   EXPECT_EQ(Status().requests_rejected(), 5u);
+  EXPECT_EQ(Status().rejections().invalid(), 5u);
   EXPECT_TRUE(Generate(Request("hello", 5)).status.ok());
 }
 
@@ -304,6 +305,8 @@ TEST_F(GenerationTest, AFullQueueRefusesAtOnce) {
   }
   const Generated refused = Generate(Request("hello", 5));
   EXPECT_EQ(refused.status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_EQ(Status().rejections().overload(), 1u);
+  EXPECT_EQ(Status().requests_rejected(), 1u);
   replica_->Release();
   for (const auto& each : streams) EXPECT_TRUE(ReadAll(*each->reader).status.ok());
 }

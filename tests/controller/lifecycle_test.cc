@@ -34,6 +34,8 @@ TEST_F(LifecycleTest, ServesOnceEveryRankIsReady) {
   EXPECT_EQ(Events(ControllerEvent::Kind::kRankJoined)[0].host, "testhost");
   EXPECT_EQ(Events(ControllerEvent::Kind::kRankLoading)[0].bytes_total, 900);
   EXPECT_EQ(Events(ControllerEvent::Kind::kServing)[0].num_kv_blocks, kNumBlocks);
+  EXPECT_EQ(Status().rejections().unavailable(), 1u);
+  EXPECT_EQ(Status().requests_rejected(), 1u);
 }
 
 TEST_F(LifecycleTest, CapacityIsTheSmallestRanks) {

@@ -118,7 +118,8 @@ TEST(ServerMetrics, TellEveryNumberOfTheStatus) {
   v1::GetStatusResponse status;
   double next = 1000;
   std::set<std::string> expected;
-  FillNumbers(status, next, {"uptime_ms"}, expected);
+  FillNumbers(status, next, {"uptime_ms", "requests_rejected"}, expected);
+  FillNumbers(*status.mutable_rejections(), next, {}, expected);  // its parts
   ASSERT_GE(expected.size(), 13u);
   status.set_uptime_ms(4321500);
   expected.insert("lockstep_uptime_seconds 4321.5\n");
