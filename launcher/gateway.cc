@@ -21,6 +21,7 @@
 #include "launcher/cli/security_flags.h"
 #include "launcher/cli/values.h"
 #include "launcher/client/connection.h"
+#include "launcher/gateway/openai_error.h"
 #include "launcher/gateway/openai_service.h"
 #include "launcher/http/http_server.h"
 #include "runtime/security/reachability.h"
@@ -48,6 +49,7 @@ absl::StatusOr<HttpServerOptions> ServerOptions(const GatewayOptions& options) {
   HttpServerOptions server;
   ASSIGN_OR_RETURN(server.listen, ParseHostPort(options.listen));
   server.limits.max_connections = options.max_connections;
+  server.refusal = OpenAiRefusal;
   if (!options.https.empty()) {
     ASSIGN_OR_RETURN(server.tls, LoadTlsIdentity(options.https));
   }

@@ -118,6 +118,8 @@ Json OpenAiErrorJson(const absl::Status& status) {
   return ErrorJson(400, message, param, code);
 }
 
+HttpReply OpenAiRefusal(int status, absl::string_view why) { return OpenAiError(status, why); }
+
 HttpReply OpenAiError(const absl::Status& status) {
   return ErrorReply(HttpStatusOf(status.code()), OpenAiErrorJson(status));
 }

@@ -12,6 +12,8 @@ namespace lockstep {
 
 // {"error": {...}} with that status.
 HttpReply OpenAiError(int status, absl::string_view message, absl::string_view code = "");
+// For HttpServerOptions::refusal.
+HttpReply OpenAiRefusal(int status, absl::string_view why);
 // With the status that says the same in HTTP, and what clients look for: the field at fault, by
 // OpenAI's name, and the code of prompts that are too long.
 HttpReply OpenAiError(const absl::Status& status);

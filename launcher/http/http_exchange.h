@@ -38,6 +38,9 @@ struct HttpReply {
   int retry_after_seconds = 0;  // 0 = not said
 };
 
+// The text as a line.
+HttpReply PlainReply(int status, absl::string_view text);
+
 class HttpExchange {
  public:
   virtual ~HttpExchange() = default;

@@ -74,6 +74,7 @@ class HttpServer::Acceptor : public std::enable_shared_from_this<Acceptor> {
       : acceptor_(io), pause_(io), max_connections_(options.limits.max_connections) {
     state_.limits = options.limits;
     state_.handler = std::move(handler);
+    state_.refusal = options.refusal;
   }
 
   absl::Status Listen(const HttpServerOptions& options, const tcp::endpoint& endpoint) {

@@ -12,6 +12,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "launcher/cli/values.h"
 #include "launcher/http/http_exchange.h"
@@ -35,6 +36,8 @@ struct HttpServerOptions {
   std::optional<TlsIdentity> tls;  // none = in clear; with an authority clients must show a
                                    // certificate that it signed
   HttpLimits limits = {};
+  // What a client is answered whose request the handler does not see: it is not HTTP, or too long.
+  HttpReply (*refusal)(int status, absl::string_view why) = PlainReply;
 };
 
 class HttpServer {

@@ -36,14 +36,6 @@ auto Told(boost::system::error_code& error) {
   return boost::asio::redirect_error(boost::asio::use_awaitable, error);
 }
 
-HttpReply PlainReply(int status, std::string text) {
-  HttpReply reply;
-  reply.status = status;
-  reply.content_type = "text/plain";
-  reply.body = std::move(text);
-  return reply;
-}
-
 // Why a request's end, or whom it is for, is a matter of opinion, of which proxies may have another
 // (RFC 9112, 3.2 and 6.3); null: nothing.
 template <typename Parser>
@@ -114,7 +106,7 @@ Awaitable<bool> HttpSession<Stream>::ServeOne() {
   is_head_ = parser.get().method() == http::verb::head;
   const char* const flaw = FlawOf(parser);
   if (flaw != nullptr) {
-    co_await Reply(PlainReply(400, absl::StrCat("not HTTP: ", flaw, "\n")));
+    co_await Reply(state_.refusal(400, absl::StrCat("not HTTP: ", flaw)));
     co_return false;
   }
   BodyBudget budget(state_);
@@ -148,7 +140,7 @@ Awaitable<bool> HttpSession<Stream>::ReadBody(Parser& parser, BodyBudget& budget
   while (!error && !parser.is_done()) {
     co_await http::async_read_some(stream_, buffer_, parser, Told(error));
     if (budget.Take(static_cast<int64_t>(parser.get().body().size()))) continue;
-    HttpReply reply = PlainReply(503, "too many requests are being read\n");
+    HttpReply reply = state_.refusal(503, "too many requests are being read");
     reply.retry_after_seconds = 1;
     co_await Reply(std::move(reply));
     co_return false;
@@ -161,22 +153,22 @@ Awaitable<bool> HttpSession<Stream>::ReadBody(Parser& parser, BodyBudget& budget
 // What could not be read as HTTP is told so; whoever has gone or was too slow is not.
 template <typename Stream>
 Awaitable<void> HttpSession<Stream>::Refuse(const ErrorCode& error) {
-  HttpReply reply = PlainReply(400, "");
+  int status = 400;
+  std::string why;
   if (error == http::error::header_limit) {
-    reply.status = 431;
-    reply.body =
-        absl::StrCat("the header is longer than ", state_.limits.max_header_bytes, " bytes\n");
+    status = 431;
+    why = absl::StrCat("the header is longer than ", state_.limits.max_header_bytes, " bytes");
   } else if (error == http::error::body_limit) {
-    reply.status = 413;
-    reply.body = absl::StrCat("the body is longer than ", state_.limits.max_body_bytes, " bytes\n");
+    status = 413;
+    why = absl::StrCat("the body is longer than ", state_.limits.max_body_bytes, " bytes");
   } else if (error.category() == http::make_error_code(http::error::bad_method).category() &&
              error != http::error::end_of_stream && error != http::error::partial_message) {
-    reply.body = absl::StrCat("not HTTP: ", error.message(), "\n");
+    why = absl::StrCat("not HTTP: ", error.message());
   } else {
     co_return;
   }
   keep_alive_ = false;
-  co_await Reply(std::move(reply));
+  co_await Reply(state_.refusal(status, why));
 }
 
 template <typename Stream>

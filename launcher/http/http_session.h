@@ -22,6 +22,7 @@ using TlsStream = boost::beast::ssl_stream<PlainStream>;
 struct HttpServerState {
   HttpLimits limits;
   HttpHandler handler;
+  HttpReply (*refusal)(int status, absl::string_view why);
   int64_t bodies_bytes = 0;  // held, or promised by headers that were read
   bool is_draining = false;
 };

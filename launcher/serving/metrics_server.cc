@@ -43,14 +43,6 @@ void RunToTheEnd(boost::asio::io_context& io) {
   }
 }
 
-HttpReply PlainReply(int status, const std::string& text) {
-  HttpReply reply;
-  reply.status = status;
-  reply.content_type = "text/plain";
-  reply.body = absl::StrCat(text, "\n");
-  return reply;
-}
-
 }  // namespace
 
 absl::StatusOr<std::optional<HttpServerOptions>> MetricsListener(
