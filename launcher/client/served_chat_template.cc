@@ -1,5 +1,6 @@
 #include "launcher/client/served_chat_template.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -19,6 +20,30 @@ bool Thinks(const std::string& source, const v1::GetChatTemplateResponse& respon
 
 std::map<std::string, std::string> SpecialTokensOf(const v1::GetChatTemplateResponse& response) {
   return {response.special_tokens().begin(), response.special_tokens().end()};
+}
+
+// A word that the conversation does not have.
+std::string WordBeside(const nlohmann::ordered_json& input) {
+  constexpr auto kReplace = nlohmann::ordered_json::error_handler_t::replace;
+  const std::string said = input.dump(-1, ' ', false, kReplace);
+  std::string word = "goes-on-here";
+  while (absl::StrContains(said, word)) word += "-x";
+  return word;
+}
+
+std::string TextOf(const std::vector<TextPiece>& pieces) {
+  std::string text;
+  for (const TextPiece& piece : pieces) text += piece.text;
+  return text;
+}
+
+void Truncate(size_t num_bytes, std::vector<TextPiece>& pieces) {
+  size_t begin = 0;
+  for (TextPiece& piece : pieces) {
+    piece.text.resize(std::min(piece.text.size(), num_bytes - begin));
+    begin += piece.text.size();
+  }
+  while (!pieces.empty() && pieces.back().text.empty()) pieces.pop_back();
 }
 
 }  // namespace
@@ -79,6 +104,27 @@ absl::StatusOr<std::vector<TextPiece>> ServedChatTemplate::Render(
   return pieces;
 }
 
+absl::StatusOr<std::vector<TextPiece>> ServedChatTemplate::RenderToContinue(
+    nlohmann::ordered_json input) const {
+  auto& content = input["messages"].back()["content"].get_ref<std::string&>();
+  const std::string said(absl::StripAsciiWhitespace(content));
+  const std::string word = WordBeside(input);
+  absl::StrAppend(&content, word, " ");
+  ASSIGN_OR_RETURN(std::vector<TextPiece> pieces, Render(std::move(input)));
+  const std::string text = TextOf(pieces);
+  const size_t end = text.rfind(word);
+  const absl::string_view before = absl::string_view(text).substr(0, end);
+  if (end == std::string::npos || !absl::StrContains(before, said)) {
+    return absl::InvalidArgumentError(
+        "the model's chat template does not write the last message as it is: it cannot be "
+        "continued");
+  }
+  // Templates that cut off spaces do so where the message ends, too.
+  const bool is_cut = text[end + word.size()] != ' ';
+  Truncate(is_cut ? absl::StripTrailingAsciiWhitespace(before).size() : before.size(), pieces);
+  return pieces;
+}
+
 v1::Thought ServedChatTemplate::ThoughtAfter(const std::vector<TextPiece>& prompt) const {
   if (!thinks_) return v1::THOUGHT_NONE;
   std::string end;  // as far as the template has written it
@@ -95,10 +141,7 @@ v1::Thought ServedChatTemplate::ThoughtAfter(const std::vector<TextPiece>& promp
 absl::StatusOr<TrustedPrompt> ServedChatTemplate::RenderTrusted(
     const std::vector<ChatMessage>& messages) const {
   ASSIGN_OR_RETURN(const std::vector<TextPiece> pieces, Render(ConversationOf(messages)));
-  TrustedPrompt prompt;
-  for (const TextPiece& piece : pieces) prompt.text += piece.text;
-  prompt.thought = ThoughtAfter(pieces);
-  return prompt;
+  return TrustedPrompt{TextOf(pieces), ThoughtAfter(pieces)};
 }
 
 absl::StatusOr<std::optional<ServedChatTemplate>> FetchChatTemplate(const Connection& connection) {

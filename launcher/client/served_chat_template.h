@@ -39,6 +39,10 @@ class ServedChatTemplate {
   // among them. INVALID_ARGUMENT when the template refuses them, or cannot be run on them;
   // RESOURCE_EXHAUSTED.
   absl::StatusOr<std::vector<TextPiece>> Render(nlohmann::ordered_json input) const;
+  // The same up to the end of the last message's content, a text, with which the model goes on.
+  // INVALID_ARGUMENT, too, when the template leaves that out.
+  // Source: huggingface.co/docs/transformers, "continue_final_message".
+  absl::StatusOr<std::vector<TextPiece>> RenderToContinue(nlohmann::ordered_json input) const;
   // The same of messages that one trusts, up to where the assistant speaks.
   absl::StatusOr<TrustedPrompt> RenderTrusted(const std::vector<ChatMessage>& messages) const;
 

@@ -178,9 +178,17 @@ absl::Status ReadConversation(absl::string_view body, RequestFields& fields,
     for (const char* name : {"messages", "tools"}) request.chat.erase(name);
   }
   ReadEffort(fields, request);
-  request.chat["add_generation_prompt"] = fields.Bool("add_generation_prompt").value_or(true);
-  fields.Refuse("continue_final_message", false, "must be false: the assistant begins a message");
+  request.continues_message = fields.Bool("continue_final_message").value_or(false);
+  const bool begins = fields.Bool("add_generation_prompt").value_or(!request.continues_message);
+  request.chat["add_generation_prompt"] = begins;
+  if (begins && request.continues_message) {
+    fields.Fail("add_generation_prompt", "must be false where continue_final_message is true");
+  }
   RETURN_IF_ERROR(ReadMessages(fields, request));
+  const Ordered& messages = request.chat["messages"];
+  if (request.continues_message && !messages.empty() && messages.back()["role"] != "assistant") {
+    fields.Fail("continue_final_message", "is for a last message of the assistant");
+  }
   RETURN_IF_ERROR(ReadPrediction(fields, request.options));
   return ReadTools(body, fields, request);
 }

@@ -34,6 +34,7 @@ struct OpenAiRequest {
   std::string model;                  // empty = whichever is served
   std::vector<OpenAiPrompt> prompts;  // not of a chat
   nlohmann::ordered_json chat;        // of a chat: its template's variables
+  bool continues_message = false;     // the chat's last, which is the assistant's
   std::set<std::string> tool_names;   // functions that the model may call
   v1::GenerateRequest options;        // all but the prompt
   bool stream = false;

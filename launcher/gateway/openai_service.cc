@@ -166,10 +166,7 @@ Awaitable<void> OpenAiService::AnswerHealth(HttpExchange& exchange) {
       connection_, exchange, grpc::health::v1::HealthCheckRequest(),
       [&](auto... call) { stub->async()->Check(call...); });
   const bool serves = health.ok() && health->status() == HealthCheckResponse::SERVING;
-  HttpReply reply;
-  reply.status = serves ? 200 : 503;
-  reply.content_type = "text/plain";
-  reply.body = serves ? "serving\n" : "not serving\n";
+  HttpReply reply = PlainReply(serves ? 200 : 503, serves ? "serving" : "not serving");
   co_await exchange.Reply(std::move(reply));
 }
 
@@ -338,9 +335,11 @@ OpenAiService::AwaitableOr<OpenAiService::ChatPrompt> OpenAiService::WriteChat(
   // Templates may take a second; others' streams go on meanwhile.
   const auto pieces = std::make_shared<absl::StatusOr<std::vector<TextPiece>>>();
   co_await AwaitCall([&](std::function<void(grpc::Status)> on_done) {
-    boost::asio::post(renderer_, [chat = request.chat, chat_template = *chat_template, pieces,
+    boost::asio::post(renderer_, [chat = request.chat, continues = request.continues_message,
+                                  chat_template = *chat_template, pieces,
                                   on_done = std::move(on_done)]() mutable {
-      *pieces = chat_template->Render(std::move(chat));
+      *pieces = continues ? chat_template->RenderToContinue(std::move(chat))
+                          : chat_template->Render(std::move(chat));
       on_done(grpc::Status::OK);
     });
   });
@@ -352,7 +351,10 @@ OpenAiService::AwaitableOr<OpenAiService::ChatPrompt> OpenAiService::WriteChat(
   }
   auto ids = co_await Tokenize(exchange, std::move(tokenize));
   if (!ids.ok()) co_return ids.status();
-  ChatPrompt prompt{*std::move(ids), {.thought = (*chat_template)->ThoughtAfter(**pieces)}};
+  ChatPrompt prompt{*std::move(ids), {}};
+  // Whose answer has begun, does not think before it.
+  const bool has_begun = request.continues_message && !(*pieces)->back().is_markup;
+  if (!has_begun) prompt.form.thought = (*chat_template)->ThoughtAfter(**pieces);
   if (options.constraint().has_tool_calls()) {
     v1::ToolCalls& calls = *options.mutable_constraint()->mutable_tool_calls();
     calls.set_form(ToolCallFormOf((*chat_template)->source()));

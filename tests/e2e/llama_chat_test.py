@@ -94,6 +94,27 @@ class LlamaChat(unittest.TestCase):
         self.assertGreater(num_with_markers, 10)
         self.assertEqual(server.stop(), 0)
 
+    def test_an_answer_is_continued_where_transformers_does(self):
+        path = SHARED / "chat_templates/meta-llama-Llama-3.1-8B-Instruct.jinja"
+        tokenizer = tokenizers.Tokenizer.from_file(str(SHARED / "tokenizers/llama3/tokenizer.json"))
+        server, _ = serve("--chat-template", str(path), "--http-listen", "127.0.0.1:0")
+        url = server.wait_event("gateway")["url"] + "/v1/chat/completions"
+        for content in ("Sure: ", "  One,\n", "```json\n{\"a\": ", "é", ""):
+            messages = [{"role": "user", "content": "Count."}, {"role": "assistant", "content": content}]
+            body = {"messages": messages, "max_tokens": 1, "continue_final_message": True}
+            post = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+            with urllib.request.urlopen(post, timeout=PATIENCE_SECONDS) as answer:
+                num_tokens = json.load(answer)["usage"]["prompt_tokens"]
+            # As its apply_chat_template finds the place.
+            messages[-1]["content"] += "@@ "
+            text, error = rendered({"template": path.read_text(), "now": int(time.time()), "markup": {"bos_token": "<|begin_of_text|>"},
+                                    "variables": {"messages": messages, "add_generation_prompt": False}})
+            self.assertIsNone(error)
+            before, after = text.rsplit("@@", 1)
+            expected = before if after.startswith(" ") else before.rstrip()
+            self.assertEqual(num_tokens, len(tokenizer.encode(expected, add_special_tokens=False).ids), expected)
+        self.assertEqual(server.stop(), 0)
+
     def test_llama_3_1(self):
         self.check("meta-llama-Llama-3.1-8B-Instruct.jinja")
 

@@ -95,6 +95,37 @@ TEST(ServedChatTemplateTest, WhatATemplateRefusesIsTheRequestsFault) {
             absl::InvalidArgumentError("the model's chat template refuses this: no tools"));
 }
 
+// Of a conversation that ends so.
+absl::StatusOr<std::string> RenderToContinue(const std::string& source,
+                                             const std::string& content) {
+  const auto served = *ServedChatTemplate::Make(source, v1::GetChatTemplateResponse());
+  const auto pieces =
+      served.RenderToContinue(ConversationOf({{"user", "U"}, {"assistant", content}}));
+  if (!pieces.ok()) return pieces.status();
+  std::string text;
+  for (const TextPiece& piece : *pieces) text += piece.text;
+  return text;
+}
+
+TEST(ServedChatTemplateTest, AMessageIsContinuedWhereItsContentEnds) {
+  const std::string begin = "{% for message in messages %}<{{ message.role }}>";
+  const std::string as_it_is = begin + "{{ message.content }}</end>\n{% endfor %}";
+  EXPECT_EQ(*RenderToContinue(as_it_is, "One, "), "<user>U</end>\n<assistant>One, ");
+  EXPECT_EQ(*RenderToContinue(as_it_is, ""), "<user>U</end>\n<assistant>");
+  // As it is looked for.
+  EXPECT_EQ(*RenderToContinue(as_it_is, "goes-on-here "),
+            "<user>U</end>\n<assistant>goes-on-here ");
+  const std::string cut = begin + "{{ message.content | trim }}</end>\n{% endfor %}";
+  EXPECT_EQ(*RenderToContinue(cut, " One, "), "<user>U</end>\n<assistant>One,");
+  EXPECT_EQ(*RenderToContinue(cut, ""), "<user>U</end>\n<assistant>");
+  for (const char* other : {"{{ messages[0].content }}", "{{ messages[-1].content[3:] }}",
+                            "{{ messages[-1].content | upper }}"}) {
+    EXPECT_THAT(std::string(RenderToContinue(other, "One, ").status().message()),
+                HasSubstr("cannot be continued"))
+        << other;
+  }
+}
+
 v1::GetChatTemplateResponse ThinkingInText(bool in_text = true) {
   v1::GetChatTemplateResponse response;
   response.set_thinks_in_text(in_text);

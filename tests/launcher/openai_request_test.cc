@@ -104,6 +104,15 @@ TEST(OpenAiRequestTest, ChatsHaveMessagesAndTheirOwnNames) {
   EXPECT_FALSE(Chat(R"(, "logprobs": false)").wants_logprobs());
 }
 
+TEST(OpenAiRequestTest, AnAssistantsMessageMayBeContinued) {
+  const auto request = ParseChatRequest(R"({"continue_final_message": true, "messages": [
+      {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]})");
+  ASSERT_TRUE(request.ok()) << request.status();
+  EXPECT_TRUE(request->continues_message);
+  EXPECT_EQ(request->chat["add_generation_prompt"], false);
+  EXPECT_FALSE(Chat("").continues_message);
+}
+
 TEST(OpenAiRequestTest, PredictionsAreTextsOrParts) {
   EXPECT_EQ(Chat(R"(, "prediction": {"type": "content", "content": "ab"})").options.prediction(),
             "ab");
@@ -318,7 +327,11 @@ TEST(OpenAiRequestTest, WrongChatsAreRefusedByName) {
             "reasoning_effort must be one of none, minimal, low, medium, high, xhigh, not "
             "\"lots\""},
            {R"("reasoning_effort": 3)", "reasoning_effort must be"},
-           {R"("continue_final_message": true)", "continue_final_message must be false"},
+           {R"("continue_final_message": true)",
+            "continue_final_message is for a last message of the assistant"},
+           {R"("continue_final_message": true, "add_generation_prompt": true)",
+            "add_generation_prompt must be false where continue_final_message is true"},
+           {R"("continue_final_message": 1)", "continue_final_message must be"},
            {R"("chat_template_kwargs": [])", "chat_template_kwargs must be an object"},
            {R"("response_format": {"type": "xml"})", "response_format.type must be text"},
            {R"("prediction": "a")", "prediction"},

@@ -15,6 +15,7 @@
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "launcher/gateway/openai_error.h"
 #include "tests/launcher/fake_server.h"
 #include "tests/launcher/http_fixture.h"
 #include "tests/support/temp_directory.h"
@@ -45,8 +46,10 @@ class OpenAiServiceTest : public ::testing::Test {
     auto log = AccessLog::Open((directory_ / "access.log").string());
     ASSERT_TRUE(log.ok()) << log.status();
     service_ = std::make_unique<OpenAiService>(*connection_, absl::ZeroDuration(), *std::move(log));
+    HttpServerOptions options;
+    options.refusal = OpenAiRefusal;
     http_ = std::make_unique<RunningHttpServer>(
-        HttpServerOptions{}, [this](HttpExchange& exchange) { return service_->Answer(exchange); });
+        options, [this](HttpExchange& exchange) { return service_->Answer(exchange); });
   }
 
   std::string Ask(const std::string& bytes) {
@@ -256,6 +259,24 @@ TEST_F(OpenAiServiceTest, WrongRequestsAreToldWhy) {
   EXPECT_THAT(Get("/v1/nothing"), HasSubstr("404 Not Found"));
 }
 
+// Clients read errors as JSON, also those that nothing but HTTP knows of.
+TEST_F(OpenAiServiceTest, WhatIsNotHttpOrTooLongIsToldWhyInJson) {
+  const auto error = [&](const std::string& bytes) {
+    const std::string answer = Ask(bytes);
+    EXPECT_THAT(answer, HasSubstr("Content-Type: application/json\r\n"));
+    return nlohmann::json::parse(answer.substr(answer.find("\r\n\r\n") + 4))["error"];
+  };
+  const auto no_host = error("GET /v1/models HTTP/1.1\r\n\r\n");
+  EXPECT_EQ(no_host["type"], "invalid_request_error");
+  EXPECT_EQ(no_host["message"], "not HTTP: no Host, or several");
+  EXPECT_EQ(error("GET /v1/models HTTP/1.1\r\nHost: x\r\nA: " + std::string(20000, 'a') +
+                  "\r\n\r\n")["message"],
+            "the header is longer than 16384 bytes");
+  EXPECT_EQ(error("POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+                  "Content-Length: 100000000\r\n\r\n")["message"],
+            "the body is longer than 8388608 bytes");
+}
+
 // gRPC would end the process for either.
 TEST_F(OpenAiServiceTest, TokensThatGrpcCannotCarryAreRefused) {
   for (const std::string& token :
@@ -368,6 +389,15 @@ class ThinkingChatTest : public OpenAiServiceTest {
                         R"({"messages": [{"role": "user", "content": "Is it?"}])" + more + "}"));
   }
 };
+
+TEST_F(ThinkingChatTest, AnAnswerThatHasBegunDoesNotThinkBefore) {
+  const auto continued = [&](const std::string& content) {
+    return Ask(
+        PostJson("/v1/chat/completions", R"({"messages": [{"role": "assistant", "content": ")" +
+                                             content + R"("}], "continue_final_message": true})"));
+  };
+  EXPECT_THAT(continued("It is"), HasSubstr(R"("content":"So.\n</think>\n\nYes.")"));
+}
 
 TEST_F(ThinkingChatTest, ThoughtsComeApart) {
   EXPECT_THAT(Say(""), HasSubstr(R"("content":"Yes.","refusal":null,"reasoning_content":"So.")"));
