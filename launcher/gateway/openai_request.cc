@@ -282,4 +282,40 @@ absl::StatusOr<OpenAiRequest> ParseChatRequest(absl::string_view body) {
   return request;
 }
 
+absl::StatusOr<OpenAiRequest> ParseTokenizeRequest(absl::string_view body) {
+  ASSIGN_OR_RETURN(const json parsed, ParseBody(body));
+  RequestFields fields(parsed);
+  OpenAiRequest request;
+  request.model = fields.Text("model").value_or("");
+  request.is_chat = fields.Value("messages") != nullptr;
+  fields.Refuse("return_token_strs", false, "must be false: ask /detokenize");
+  if (request.is_chat) {
+    RETURN_IF_ERROR(ReadConversation(body, fields, request));
+    fields.Refuse("add_special_tokens", false, "must be false: the chat template writes them");
+  } else if (auto prompt = fields.Text("prompt")) {
+    request.prompts.push_back({*std::move(prompt), {}});
+    request.options.set_add_special_tokens(fields.Bool("add_special_tokens").value_or(true));
+    request.options.set_parse_special_tokens(fields.Bool("parse_special_tokens").value_or(true));
+  } else {
+    fields.Fail("prompt", "is missing, and so are messages");
+  }
+  RETURN_IF_ERROR(fields.Finish());
+  return request;
+}
+
+absl::StatusOr<OpenAiRequest> ParseDetokenizeRequest(absl::string_view body) {
+  ASSIGN_OR_RETURN(const json parsed, ParseBody(body));
+  RequestFields fields(parsed);
+  OpenAiRequest request;
+  request.model = fields.Text("model").value_or("");
+  const json* tokens = fields.Value("tokens");
+  if (tokens != nullptr && (AreTokenIds(*tokens) || *tokens == json::array())) {
+    request.prompts.push_back({"", tokens->get<std::vector<int32_t>>()});
+  } else {
+    fields.Fail("tokens", "must be an array of token ids");
+  }
+  RETURN_IF_ERROR(fields.Finish());
+  return request;
+}
+
 }  // namespace lockstep

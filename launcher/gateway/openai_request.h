@@ -56,4 +56,9 @@ absl::StatusOr<OpenAiRequest> ParseCompletionRequest(absl::string_view body);
 // The body of POST /v1/chat/completions.
 absl::StatusOr<OpenAiRequest> ParseChatRequest(absl::string_view body);
 
+// The body of POST /tokenize, as vLLM has it: one prompt, a text, or a chat.
+absl::StatusOr<OpenAiRequest> ParseTokenizeRequest(absl::string_view body);
+// The body of POST /detokenize: one prompt, of token ids.
+absl::StatusOr<OpenAiRequest> ParseDetokenizeRequest(absl::string_view body);
+
 }  // namespace lockstep

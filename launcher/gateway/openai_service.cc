@@ -23,13 +23,13 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr absl::Duration kCallTimeout = absl::Seconds(10);
 constexpr char kCompletions[] = "/v1/completions";
 constexpr char kChatCompletions[] = "/v1/chat/completions";
+constexpr char kTokenize[] = "/tokenize";
+constexpr char kDetokenize[] = "/detokenize";
 constexpr char kModels[] = "/v1/models";  // and what is below it
 constexpr char kHealth[] = "/health";
 constexpr char kOther[] = "other";
-constexpr size_t kMaxRequestBytes = 4 << 20;   // the server takes no more
 constexpr size_t kMaxOptionsBytes = 64 << 20;  // of all prompts of a request
 constexpr size_t kMaxAuthorizationBytes = ApiTokens::kMaxTokenBytes + 16;
 
@@ -39,10 +39,19 @@ bool IsJson(absl::string_view content_type) {
 }
 
 const char* RouteOf(absl::string_view path) {
-  for (const char* route : {kCompletions, kChatCompletions, kModels, kHealth, kMetricsPath}) {
+  for (const char* route :
+       {kCompletions, kChatCompletions, kTokenize, kDetokenize, kModels, kHealth, kMetricsPath}) {
     if (path == route) return route;
   }
   return absl::StartsWith(path, absl::StrCat(kModels, "/")) ? kModels : kOther;
+}
+
+// Of the body that it takes; null: it takes none.
+absl::StatusOr<OpenAiRequest> (*ParserOf(const char* route))(absl::string_view) {
+  if (route == kCompletions) return ParseCompletionRequest;
+  if (route == kChatCompletions) return ParseChatRequest;
+  if (route == kTokenize) return ParseTokenizeRequest;
+  return route == kDetokenize ? ParseDetokenizeRequest : nullptr;
 }
 
 // Without percent-encoding; what is none stays.
@@ -64,20 +73,6 @@ bool MayBeShown(absl::string_view authorization) {
   return authorization.size() <= kMaxAuthorizationBytes &&
          std::all_of(authorization.begin(), authorization.end(),
                      [](char c) { return c >= ' ' && c <= '~'; });
-}
-
-// A unary call: start begins it. Its parts are on the coroutine's frame, which waits for it.
-template <typename Response, typename Request, typename Start>
-Awaitable<absl::StatusOr<Response>> Call(const Connection& connection, const HttpExchange& exchange,
-                                         Request request, Start start) {
-  grpc::ClientContext context;
-  Response response;
-  connection.Prepare(context, kCallTimeout, exchange.request().authorization);
-  const grpc::Status status = co_await AwaitCall([&](std::function<void(grpc::Status)> on_done) {
-    start(&context, &std::as_const(request), &response, std::move(on_done));
-  });
-  if (!status.ok()) co_return UpstreamError(connection, status);
-  co_return std::move(response);
 }
 
 HttpReply NoSuchModel(absl::string_view name, const v1::GetServerInfoResponse& info) {
@@ -108,9 +103,9 @@ absl::StatusOr<std::vector<v1::GenerateRequest>> RequestsOf(
       one.mutable_token_ids()->mutable_ids()->Assign(prompt.token_ids.begin(),
                                                      prompt.token_ids.end());
     }
-    if (one.ByteSizeLong() > kMaxRequestBytes) {
+    if (one.ByteSizeLong() > kMaxUpstreamBytes) {
       return absl::OutOfRangeError(absl::StrCat("a prompt takes ", one.ByteSizeLong(),
-                                                " bytes: at most ", kMaxRequestBytes));
+                                                " bytes: at most ", kMaxUpstreamBytes));
     }
   }
   return requests;
@@ -142,38 +137,33 @@ Awaitable<void> OpenAiService::Route(MeteredExchange& exchange, const char* rout
                                       " printable ASCII characters")));
   }
   if (route == kOther) {
-    return exchange.Reply(OpenAiError(
-        404, absl::StrCat("there is no ", Excerpt(path, 100), ", but ", kCompletions, ", ",
-                          kChatCompletions, ", ", kModels, ", ", kHealth, " and ", kMetricsPath)));
+    return exchange.Reply(
+        OpenAiError(404, absl::StrCat("there is no ", Excerpt(path, 100), ", but ", kCompletions,
+                                      ", ", kChatCompletions, ", ", kTokenize, ", ", kDetokenize,
+                                      ", ", kModels, ", ", kHealth, " and ", kMetricsPath)));
   }
-  const bool is_completion = route == kCompletions || route == kChatCompletions;
-  if (is_completion ? method != "POST" : method != "GET" && method != "HEAD") {
+  const bool is_post = ParserOf(route) != nullptr;
+  if (is_post ? method != "POST" : method != "GET" && method != "HEAD") {
     HttpReply reply = OpenAiError(405, absl::StrCat(path, " takes no ", Excerpt(method, 20)));
-    reply.allow = is_completion ? "POST" : "GET, HEAD";
+    reply.allow = is_post ? "POST" : "GET, HEAD";
     return exchange.Reply(std::move(reply));
   }
-  if (is_completion) return AnswerCompletion(exchange, route == kChatCompletions);
+  if (is_post) return AnswerPost(exchange, route);
   if (route == kHealth) return AnswerHealth(exchange);
   if (route == kMetricsPath) return AnswerMetrics(exchange);
   return AnswerModels(exchange);
 }
 
-// Whoever checks a server's health has no token.
 Awaitable<void> OpenAiService::AnswerHealth(HttpExchange& exchange) {
-  using grpc::health::v1::HealthCheckResponse;
-  const auto stub = grpc::health::v1::Health::NewStub(connection_.channel());
-  const auto health = co_await Call<HealthCheckResponse>(
-      connection_, exchange, grpc::health::v1::HealthCheckRequest(),
-      [&](auto... call) { stub->async()->Check(call...); });
-  const bool serves = health.ok() && health->status() == HealthCheckResponse::SERVING;
+  const bool serves = co_await server_.Serves(exchange);
   HttpReply reply = PlainReply(serves ? 200 : 503, serves ? "serving" : "not serving");
   co_await exchange.Reply(std::move(reply));
 }
 
 // Of the gateway alone while the server is away.
 Awaitable<void> OpenAiService::AnswerMetrics(HttpExchange& exchange) {
-  const auto info = co_await ServerInfo(exchange);
-  const auto status = co_await ServerStatus(exchange);
+  const auto info = co_await server_.ServerInfo(exchange);
+  const auto status = co_await server_.ServerStatus(exchange);
   if (absl::IsUnauthenticated(info.status())) {
     co_await exchange.Reply(OpenAiError(info.status()));
     co_return;
@@ -190,7 +180,7 @@ Awaitable<void> OpenAiService::AnswerMetrics(HttpExchange& exchange) {
 }
 
 Awaitable<void> OpenAiService::AnswerModels(HttpExchange& exchange) {
-  const auto info = co_await ServerInfo(exchange);
+  const auto info = co_await server_.ServerInfo(exchange);
   if (!info.ok()) {
     co_await exchange.Reply(OpenAiError(info.status()));
     co_return;
@@ -207,7 +197,7 @@ Awaitable<void> OpenAiService::AnswerModels(HttpExchange& exchange) {
   co_await exchange.Reply(std::move(reply));
 }
 
-Awaitable<void> OpenAiService::AnswerCompletion(MeteredExchange& exchange, bool is_chat) {
+Awaitable<void> OpenAiService::AnswerPost(MeteredExchange& exchange, const char* route) {
   const HttpRequest& http = exchange.request();
   if (!IsJson(http.content_type)) {
     co_await exchange.Reply(OpenAiError(
@@ -216,19 +206,61 @@ Awaitable<void> OpenAiService::AnswerCompletion(MeteredExchange& exchange, bool 
     co_return;
   }
   // Before a body that may be long is parsed: who has no token is told that alone.
-  const auto info = co_await ServerInfo(exchange);
+  const auto info = co_await server_.ServerInfo(exchange);
   if (!info.ok()) {
     co_await exchange.Reply(OpenAiError(info.status()));
     co_return;
   }
-  const auto request = is_chat ? ParseChatRequest(http.body) : ParseCompletionRequest(http.body);
+  const auto request = ParserOf(route)(http.body);
   if (!request.ok()) {
     co_await exchange.Reply(OpenAiError(request.status()));
   } else if (!request->model.empty() && request->model != info->model_name()) {
     co_await exchange.Reply(NoSuchModel(request->model, *info));
+  } else if (route == kTokenize) {
+    co_await AnswerTokenize(exchange, *request, *info);
+  } else if (route == kDetokenize) {
+    co_await AnswerDetokenize(exchange, *request);
   } else {
     co_await Complete(exchange, *request, *info);
   }
+}
+
+Awaitable<void> OpenAiService::AnswerTokenize(HttpExchange& exchange, const OpenAiRequest& request,
+                                              const v1::GetServerInfoResponse& info) {
+  absl::StatusOr<std::vector<int32_t>> ids;
+  if (request.is_chat) {
+    v1::GenerateRequest options;
+    auto chat = co_await server_.WriteChat(exchange, request, options);
+    if (chat.ok()) {
+      ids = std::move(chat->token_ids);
+    } else {
+      ids = chat.status();
+    }
+  } else {
+    ids = co_await server_.TokenizePrompt(exchange, request, request.prompts.front().text);
+  }
+  HttpReply reply;
+  if (ids.ok()) {
+    reply.body = DumpJson({{"count", ids->size()},
+                           {"max_model_len", info.max_model_len()},
+                           {"tokens", *ids},
+                           {"token_strs", nullptr}});
+  } else {
+    reply = OpenAiError(ids.status());
+  }
+  co_await exchange.Reply(std::move(reply));
+}
+
+Awaitable<void> OpenAiService::AnswerDetokenize(HttpExchange& exchange,
+                                                const OpenAiRequest& request) {
+  const auto text = co_await server_.Detokenize(exchange, request.prompts.front().token_ids);
+  HttpReply reply;
+  if (text.ok()) {
+    reply.body = DumpJson({{"prompt", *text}});
+  } else {
+    reply = OpenAiError(text.status());
+  }
+  co_await exchange.Reply(std::move(reply));
 }
 
 Awaitable<void> OpenAiService::Complete(MeteredExchange& exchange, const OpenAiRequest& request,
@@ -239,7 +271,7 @@ Awaitable<void> OpenAiService::Complete(MeteredExchange& exchange, const OpenAiR
   v1::GenerateRequest options = request.options;
   AssistantForm form;
   if (request.is_chat) {
-    auto chat = co_await WriteChat(exchange, request, options);
+    auto chat = co_await server_.WriteChat(exchange, request, options);
     status = chat.status();
     if (chat.ok()) {
       prompts.push_back({"", std::move(chat->token_ids)});
@@ -248,7 +280,7 @@ Awaitable<void> OpenAiService::Complete(MeteredExchange& exchange, const OpenAiR
   }
   for (OpenAiPrompt& prompt : prompts) {
     if (!request.echo || !status.ok()) break;
-    auto echo = co_await Echo(exchange, request, prompt);
+    auto echo = co_await server_.Echo(exchange, request, prompt);
     status = echo.status();
     if (echo.ok()) echoed.push_back(*std::move(echo));
   }
@@ -266,133 +298,6 @@ Awaitable<void> OpenAiService::Complete(MeteredExchange& exchange, const OpenAiR
   CompletionRun run(connection_, request, reply, exchange, patience_);
   co_await run.Run(*std::move(requests));
   if (log_ != nullptr) exchange.Note(reply.LogFields());
-}
-
-OpenAiService::AwaitableOr<v1::GetServerInfoResponse> OpenAiService::ServerInfo(
-    const HttpExchange& exchange) {
-  co_return co_await Call<v1::GetServerInfoResponse>(
-      connection_, exchange, v1::GetServerInfoRequest(),
-      [&](auto... call) { connection_.stub().async()->GetServerInfo(call...); });
-}
-
-OpenAiService::AwaitableOr<v1::GetStatusResponse> OpenAiService::ServerStatus(
-    const HttpExchange& exchange) {
-  co_return co_await Call<v1::GetStatusResponse>(
-      connection_, exchange, v1::GetStatusRequest(),
-      [&](auto... call) { connection_.stub().async()->GetStatus(call...); });
-}
-
-OpenAiService::AwaitableOr<std::vector<int32_t>> OpenAiService::Tokenize(
-    const HttpExchange& exchange, v1::TokenizeRequest request) {
-  const auto response = co_await Call<v1::TokenizeResponse>(
-      connection_, exchange, std::move(request),
-      [&](auto... call) { connection_.stub().async()->Tokenize(call...); });
-  if (!response.ok()) co_return response.status();
-  co_return std::vector<int32_t>(response->token_ids().begin(), response->token_ids().end());
-}
-
-OpenAiService::AwaitableOr<std::string> OpenAiService::Detokenize(const HttpExchange& exchange,
-                                                                  std::vector<int32_t> ids) {
-  v1::DetokenizeRequest request;
-  request.mutable_token_ids()->Assign(ids.begin(), ids.end());
-  request.set_include_special_tokens(true);
-  const auto response = co_await Call<v1::DetokenizeResponse>(
-      connection_, exchange, std::move(request),
-      [&](auto... call) { connection_.stub().async()->Detokenize(call...); });
-  if (!response.ok()) co_return response.status();
-  co_return response->text();
-}
-
-// Asked each time: the server behind may be another one by now.
-// The template that a request wants, parsed again only when it is another one.
-OpenAiService::AwaitableOr<std::shared_ptr<const ServedChatTemplate>>
-OpenAiService::ChatTemplateFor(const HttpExchange& exchange, bool with_tools) {
-  const auto response = co_await Call<v1::GetChatTemplateResponse>(
-      connection_, exchange, v1::GetChatTemplateRequest(),
-      [&](auto... call) { connection_.stub().async()->GetChatTemplate(call...); });
-  if (!response.ok()) co_return response.status();
-  const bool has_own = with_tools && !response->tool_source().empty();
-  const std::string& source = has_own ? response->tool_source() : response->source();
-  if (source.empty()) {
-    co_return absl::InvalidArgumentError(
-        "this model has no chat template (chat_template in its tokenizer_config.json, or the "
-        "server's --chat-template): send the text to /v1/completions");
-  }
-  std::shared_ptr<const ServedChatTemplate>& kept = chat_templates_[has_own ? 1 : 0];
-  if (!kept || !kept->IsOf(source, *response)) {
-    auto made = ServedChatTemplate::Make(source, *response);
-    if (!made.ok()) co_return made.status();
-    kept = std::make_shared<const ServedChatTemplate>(*std::move(made));
-  }
-  co_return kept;
-}
-
-// In pieces, so that no message can end its own turn: what it says is text.
-OpenAiService::AwaitableOr<OpenAiService::ChatPrompt> OpenAiService::WriteChat(
-    const HttpExchange& exchange, const OpenAiRequest& request, v1::GenerateRequest& options) {
-  const auto chat_template = co_await ChatTemplateFor(exchange, !request.tool_names.empty());
-  if (!chat_template.ok()) co_return chat_template.status();
-  // Templates may take a second; others' streams go on meanwhile.
-  const auto pieces = std::make_shared<absl::StatusOr<std::vector<TextPiece>>>();
-  co_await AwaitCall([&](std::function<void(grpc::Status)> on_done) {
-    boost::asio::post(renderer_, [chat = request.chat, continues = request.continues_message,
-                                  chat_template = *chat_template, pieces,
-                                  on_done = std::move(on_done)]() mutable {
-      *pieces = continues ? chat_template->RenderToContinue(std::move(chat))
-                          : chat_template->Render(std::move(chat));
-      on_done(grpc::Status::OK);
-    });
-  });
-  if (!pieces->ok()) co_return pieces->status();
-  v1::TokenizeRequest tokenize = TokenizeRequestOf(**pieces);
-  if (tokenize.ByteSizeLong() > kMaxRequestBytes) {
-    co_return absl::InvalidArgumentError(absl::StrCat(
-        "the conversation takes ", tokenize.ByteSizeLong(), " bytes: at most ", kMaxRequestBytes));
-  }
-  auto ids = co_await Tokenize(exchange, std::move(tokenize));
-  if (!ids.ok()) co_return ids.status();
-  ChatPrompt prompt{*std::move(ids), {}};
-  // Whose answer has begun, does not think before it.
-  const bool has_begun = request.continues_message && !(*pieces)->back().is_markup;
-  if (!has_begun) prompt.form.thought = (*chat_template)->ThoughtAfter(**pieces);
-  if (options.constraint().has_tool_calls()) {
-    v1::ToolCalls& calls = *options.mutable_constraint()->mutable_tool_calls();
-    calls.set_form(ToolCallFormOf((*chat_template)->source()));
-    // Such a model begins its list with a special token, which is no text: where it may write any
-    // text, that must not be kept from it.
-    const bool is_kept = calls.required() || calls.form() != v1::ToolCalls::FORM_LIST;
-    if (is_kept) prompt.form.calls = calls.form();
-    if (!is_kept) options.clear_constraint();
-  }
-  if (options.has_constraint()) options.mutable_constraint()->set_thought(prompt.form.thought);
-  co_return prompt;
-}
-
-// A prompt's first token has no log-probability, but a text: for it a text becomes token ids here.
-OpenAiService::AwaitableOr<EchoedPrompt> OpenAiService::Echo(const HttpExchange& exchange,
-                                                             const OpenAiRequest& request,
-                                                             OpenAiPrompt& prompt) {
-  EchoedPrompt echo{prompt.text, ""};
-  if (!prompt.token_ids.empty()) {
-    auto text = co_await Detokenize(exchange, prompt.token_ids);
-    if (!text.ok()) co_return text.status();
-    echo.text = *std::move(text);
-  } else if (request.wants_logprobs()) {
-    v1::TokenizeRequest tokenize;
-    tokenize.set_text(prompt.text);
-    tokenize.set_parse_special_tokens(request.options.parse_special_tokens());
-    if (request.options.has_add_special_tokens()) {
-      tokenize.set_add_special_tokens(request.options.add_special_tokens());
-    }
-    auto ids = co_await Tokenize(exchange, std::move(tokenize));
-    if (!ids.ok()) co_return ids.status();
-    prompt.token_ids = *std::move(ids);
-  }
-  if (!request.wants_logprobs() || prompt.token_ids.empty()) co_return echo;
-  auto first = co_await Detokenize(exchange, std::vector<int32_t>(1, prompt.token_ids.front()));
-  if (!first.ok()) co_return first.status();
-  echo.first_token = *std::move(first);
-  co_return echo;
 }
 
 }  // namespace lockstep

@@ -73,6 +73,14 @@ class FakeServer::Service final : public v1::Generation::Service {
     return grpc::Status::OK;
   }
 
+  grpc::Status Detokenize(grpc::ServerContext*, const v1::DetokenizeRequest* request,
+                          v1::DetokenizeResponse* response) override {
+    for (const int32_t id : request->token_ids()) {
+      absl::StrAppend(response->mutable_text(), "t", id, " ");
+    }
+    return grpc::Status::OK;
+  }
+
   grpc::Status GetChatTemplate(grpc::ServerContext*, const v1::GetChatTemplateRequest*,
                                v1::GetChatTemplateResponse* response) override {
     response->set_source(chat_template_);

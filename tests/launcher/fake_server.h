@@ -16,8 +16,9 @@ namespace lockstep::testing {
 // "say:" of a prompt, up to the next "<" or line, is said again, what follows "muse:" after a
 // thought. Chats, whose prompts are token ids, are answered "So.\n</think>\n\nYes." where they do
 // not say how long the answer may be. Tokenize knows one token,
-// chat_template; all else is two. A constraint is INVALID_ARGUMENT, which shows it, but where
-// calls may be made a call of "f" is, by JSON alone. GetStatus counts 4711 requests.
+// chat_template; all else is two. Detokenize tells of token N "tN ". A constraint is
+// INVALID_ARGUMENT, which shows it, but where calls may be made a call of "f" is, by JSON alone.
+// GetStatus counts 4711 requests.
 class FakeServer {
  public:
   explicit FakeServer(std::string chat_template = "");

@@ -104,6 +104,46 @@ TEST(OpenAiRequestTest, ChatsHaveMessagesAndTheirOwnNames) {
   EXPECT_FALSE(Chat(R"(, "logprobs": false)").wants_logprobs());
 }
 
+TEST(OpenAiRequestTest, TextsAndChatsMayBeTokenized) {
+  const auto text = ParseTokenizeRequest(R"({"model": "m", "prompt": "a"})");
+  ASSERT_TRUE(text.ok()) << text.status();
+  EXPECT_EQ(text->model, "m");
+  EXPECT_EQ(text->prompts.front().text, "a");
+  EXPECT_TRUE(text->options.add_special_tokens());
+  EXPECT_TRUE(text->options.parse_special_tokens());
+  EXPECT_FALSE(ParseTokenizeRequest(R"({"prompt": "", "add_special_tokens": false})")
+                   ->options.add_special_tokens());
+  const auto chat = ParseTokenizeRequest(R"({"messages": [{"role": "user", "content": "a"}],
+      "add_generation_prompt": false, "add_special_tokens": false, "return_token_strs": false})");
+  ASSERT_TRUE(chat.ok()) << chat.status();
+  EXPECT_TRUE(chat->is_chat);
+  EXPECT_EQ(chat->chat["add_generation_prompt"], false);
+  for (const auto& [body, words] :
+       {std::pair(R"({})", "prompt is missing, and so are messages"),
+        {R"({"prompt": ["a"]})", "prompt must be"},
+        {R"({"prompt": "a", "max_tokens": 1})", "unknown field \"max_tokens\""},
+        {R"({"prompt": "a", "return_token_strs": true})", "return_token_strs must be false"},
+        {R"({"messages": [{"role": "user", "content": "a"}], "add_special_tokens": true})",
+         "add_special_tokens must be false"},
+        {R"({"messages": []})", "messages must be"}}) {
+    EXPECT_THAT(std::string(ParseTokenizeRequest(body).status().message()), HasSubstr(words))
+        << body;
+  }
+}
+
+TEST(OpenAiRequestTest, TokensMayBeDetokenized) {
+  const auto request = ParseDetokenizeRequest(R"({"tokens": [1, 2]})");
+  ASSERT_TRUE(request.ok()) << request.status();
+  EXPECT_EQ(request->prompts.front().token_ids, (std::vector<int32_t>{1, 2}));
+  EXPECT_TRUE(ParseDetokenizeRequest(R"({"tokens": []})").ok());
+  for (const char* body : {R"({})", R"({"tokens": "1"})", R"({"tokens": [-1]})",
+                           R"({"tokens": [1.5]})", R"({"tokens": [2147483648]})"}) {
+    EXPECT_THAT(std::string(ParseDetokenizeRequest(body).status().message()),
+                HasSubstr("tokens must be an array of token ids"))
+        << body;
+  }
+}
+
 TEST(OpenAiRequestTest, AnAssistantsMessageMayBeContinued) {
   const auto request = ParseChatRequest(R"({"continue_final_message": true, "messages": [
       {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]})");

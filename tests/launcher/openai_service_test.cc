@@ -259,6 +259,21 @@ TEST_F(OpenAiServiceTest, WrongRequestsAreToldWhy) {
   EXPECT_THAT(Get("/v1/nothing"), HasSubstr("404 Not Found"));
 }
 
+TEST_F(OpenAiServiceTest, TextsBecomeTokensAndTokensTexts) {
+  EXPECT_THAT(Ask(PostJson("/tokenize", R"({"prompt": "a"})")),
+              HasSubstr(R"({"count":1,"max_model_len":64,"tokens":[1],"token_strs":null})"));
+  EXPECT_THAT(Ask(PostJson("/tokenize", R"({"prompt": "a", "model": "other"})")),
+              HasSubstr("404 Not Found"));
+  EXPECT_THAT(Ask(PostJson("/tokenize", R"({"messages": [{"role": "user", "content": "a"}]})")),
+              HasSubstr("this model has no chat template"));
+  EXPECT_THAT(
+      Ask(PostJson("/tokenize", R"({"prompt": ")" + std::string((4 << 20) + 1, 'a') + R"("})")),
+      HasSubstr("bytes: at most 4194304"));
+  EXPECT_THAT(Ask(PostJson("/detokenize", R"({"tokens": [0, 1]})")),
+              HasSubstr(R"({"prompt":"t0 t1 "})"));
+  EXPECT_THAT(Get("/tokenize"), HasSubstr("Allow: POST"));
+}
+
 // Clients read errors as JSON, also those that nothing but HTTP knows of.
 TEST_F(OpenAiServiceTest, WhatIsNotHttpOrTooLongIsToldWhyInJson) {
   const auto error = [&](const std::string& bytes) {
