@@ -129,12 +129,14 @@ void GatewayProcess::HandleLine(absl::string_view line) {
 
 absl::Status GatewayProcess::HandleEnd() {
   std::string reason = last_words_;
+  bool was_killed = false;
   if (process_ && reason.empty()) {
     if (!process_->Wait(SteadyNow() + kEndTimeout)) process_->Terminate(absl::ZeroDuration());
     reason = process_->exit()->ToString();
+    was_killed = process_->exit()->signal != 0;
   }
   process_.reset();
-  if (!has_ever_listened_) return absl::UnavailableError(absl::StrCat("the gateway: ", reason));
+  if (!has_ever_listened_ && !was_killed) return absl::UnavailableError(absl::StrCat("the gateway: ", reason));
   const absl::Time now = SteadyNow();
   const absl::Duration delay =
       restarts_.OnLoss(now, now - listened_at_ >= kSettled).value_or(absl::ZeroDuration());

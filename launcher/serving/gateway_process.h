@@ -53,7 +53,8 @@ class GatewayProcess {
   // Step is due when this is readable (-1: nothing runs), or at that time.
   int fd() const { return process_ ? process_->fd() : -1; }
   absl::Time next_start() const { return start_at_; }
-  // UNAVAILABLE with its own words when it ended before it ever listened (the port is taken).
+  // UNAVAILABLE with its own words when it ended by itself before it ever listened (the port is
+  // taken).
   absl::Status Step();
 
  private:

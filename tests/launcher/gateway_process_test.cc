@@ -116,6 +116,12 @@ TEST_F(GatewayProcessTest, OneThatNeverListenedIsAnErrorInItsOwnWords) {
             absl::UnavailableError("the gateway: cannot listen on [::1]:80: Permission denied"));
 }
 
+TEST_F(GatewayProcessTest, OneThatIsKilledBeforeItListensStartsAgain) {
+  Start(absl::StrCat("[ $start = 1 ] && { echo >>started; kill -KILL $$; }; ", kListens));
+  ASSERT_TRUE(StepUntilStarted(2).ok());
+  EXPECT_THAT(Messages("warning"), ElementsAre(HasSubstr("signal 9 (Killed)")));
+}
+
 TEST_F(GatewayProcessTest, OneThatCannotListenAgainIsTriedAgainLater) {
   Start(absl::StrCat("[ $start = 2 ] && { echo 'lockstep gateway: no room' >&2; exit 1; }; ",
                      kListens, "; [ $start = 1 ] && exit 0"));
