@@ -287,30 +287,36 @@ TEST(HttpServerTest, DrainingEndsIdleConnectionsAndLetsAnswersEnd) {
   EXPECT_TRUE(server.AllEnd());
 }
 
-TEST(HttpServerTest, SpeaksTlsToThoseItTrusts) {
-  namespace ssl = boost::asio::ssl;
-  const testing::TempDirectory directory;
-  const testing::TestAuthority authority(directory.path(), "authority");
-  const auto own = LoadTlsIdentity(authority.Issue("server"));
-  const auto clients = LoadTlsIdentity(authority.Issue("client"));
-  ASSERT_TRUE(own.ok() && clients.ok()) << own.status() << clients.status();
-  HttpServerOptions options;
-  options.tls = *own;
-  RunningHttpServer server(options, &Repeat);
-  EXPECT_THAT(Ask(server, Get("/a", kLast)), Not(HasSubstr("200")));  // in clear
+class HttpsServerTest : public ::testing::Test {
+ protected:
+  HttpsServerTest() {
+    const auto own = LoadTlsIdentity(authority_.Issue("server"));
+    const auto clients = LoadTlsIdentity(authority_.Issue("client"));
+    EXPECT_TRUE(own.ok() && clients.ok()) << own.status() << clients.status();
+    HttpServerOptions options;
+    options.tls = *own;
+    clients_ = *clients;
+    server_ = std::make_unique<RunningHttpServer>(options, &Repeat);
+  }
+  ~HttpsServerTest() override { Keep(nullptr); }
+  void Keep(SSL_SESSION* session) { SSL_SESSION_free(std::exchange(session_, session)); }
 
-  const auto ask = [&](bool shows_certificate) {
+  // Of a client of its own, which goes on with the last session, if there is one, and leaves its
+  // own.
+  std::string AskTls(bool shows_certificate) {
+    namespace ssl = boost::asio::ssl;
     ssl::context context(ssl::context::tls_client);
-    context.add_certificate_authority(boost::asio::buffer(clients->authority));
+    context.add_certificate_authority(boost::asio::buffer(clients_.authority));
     context.set_verify_mode(ssl::verify_peer);
     if (shows_certificate) {
-      context.use_certificate_chain(boost::asio::buffer(clients->certificate));
-      context.use_private_key(boost::asio::buffer(clients->key), ssl::context::pem);
+      context.use_certificate_chain(boost::asio::buffer(clients_.certificate));
+      context.use_private_key(boost::asio::buffer(clients_.key), ssl::context::pem);
     }
     boost::asio::io_context io;
     ssl::stream<boost::asio::ip::tcp::socket> stream(io, context);
+    if (session_ != nullptr) SSL_set_session(stream.native_handle(), session_);
     stream.next_layer().connect(
-        {boost::asio::ip::make_address("127.0.0.1"), static_cast<uint16_t>(server.port())});
+        {boost::asio::ip::make_address("127.0.0.1"), static_cast<uint16_t>(server_->port())});
     boost::system::error_code error;
     stream.handshake(ssl::stream_base::client, error);
     if (!error) boost::asio::write(stream, boost::asio::buffer(Get("/a", kLast)), error);
@@ -319,10 +325,34 @@ TEST(HttpServerTest, SpeaksTlsToThoseItTrusts) {
     while (!error && size < answer.size()) {
       size += stream.read_some(boost::asio::buffer(&answer[size], answer.size() - size), error);
     }
+    is_resumed_ = SSL_session_reused(stream.native_handle()) == 1;
+    // A copy: the stream's end makes its own session one that cannot be resumed.
+    Keep(SSL_SESSION_dup(SSL_get0_session(stream.native_handle())));
     return answer.substr(0, size);
-  };
-  EXPECT_THAT(ask(true), HasSubstr("GET /a ."));
-  EXPECT_EQ(ask(false), "");
+  }
+
+  const testing::TempDirectory directory_;
+  const testing::TestAuthority authority_{directory_.path(), "authority"};
+  TlsIdentity clients_;
+  std::unique_ptr<RunningHttpServer> server_;
+  SSL_SESSION* session_ = nullptr;
+  bool is_resumed_ = false;
+};
+
+TEST_F(HttpsServerTest, SpeaksTlsToThoseItTrusts) {
+  EXPECT_THAT(Ask(*server_, Get("/a", kLast)), Not(HasSubstr("200")));  // in clear
+  EXPECT_THAT(AskTls(true), HasSubstr("GET /a ."));
+  EXPECT_FALSE(is_resumed_);
+  Keep(nullptr);
+  EXPECT_EQ(AskTls(false), "");
+}
+
+// As browsers and Python's clients do, who would fail each second time.
+TEST_F(HttpsServerTest, SessionsAreResumed) {
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_THAT(AskTls(true), HasSubstr("GET /a .")) << i;
+    EXPECT_EQ(is_resumed_, i > 0) << i;
+  }
 }
 
 TEST(HttpServerTest, WhereItCannotListenIsAnError) {
