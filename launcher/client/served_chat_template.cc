@@ -7,7 +7,9 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "model/chat_template/text_operations.h"
 #include "model/grammar/thought.h"
+#include "model/tokenizer/utf8.h"
 
 namespace lockstep {
 namespace {
@@ -107,7 +109,9 @@ absl::StatusOr<std::vector<TextPiece>> ServedChatTemplate::Render(
 absl::StatusOr<std::vector<TextPiece>> ServedChatTemplate::RenderToContinue(
     nlohmann::ordered_json input) const {
   auto& content = input["messages"].back()["content"].get_ref<std::string&>();
-  const std::string said(absl::StripAsciiWhitespace(content));
+  const size_t said_from = SkipForward(content, 0, jinja::IsPythonSpace);
+  const size_t said_to = SkipBackward(content, said_from, content.size(), jinja::IsPythonSpace);
+  const std::string said = content.substr(said_from, said_to - said_from);
   const std::string word = WordBeside(input);
   absl::StrAppend(&content, word, " ");
   ASSIGN_OR_RETURN(std::vector<TextPiece> pieces, Render(std::move(input)));
@@ -121,7 +125,7 @@ absl::StatusOr<std::vector<TextPiece>> ServedChatTemplate::RenderToContinue(
   }
   // Templates that cut off spaces do so where the message ends, too.
   const bool is_cut = text[end + word.size()] != ' ';
-  Truncate(is_cut ? absl::StripTrailingAsciiWhitespace(before).size() : before.size(), pieces);
+  Truncate(is_cut ? SkipBackward(text, 0, end, jinja::IsPythonSpace) : end, pieces);
   return pieces;
 }
 
@@ -136,6 +140,14 @@ v1::Thought ServedChatTemplate::ThoughtAfter(const std::vector<TextPiece>& promp
   if (absl::EndsWith(said, grammar::kThoughtBegin)) return v1::THOUGHT_BEGUN;
   if (absl::EndsWith(said, grammar::kThoughtEnd)) return v1::THOUGHT_NONE;
   return v1::THOUGHT_ALLOWED;
+}
+
+v1::Thought ServedChatTemplate::ThoughtWithin(absl::string_view begun) const {
+  const size_t begin = begun.rfind(grammar::kThoughtBegin);
+  const size_t end = begun.rfind(grammar::kThoughtEnd);
+  const bool is_open =
+      begin != absl::string_view::npos && (end == absl::string_view::npos || end < begin);
+  return thinks_ && is_open ? v1::THOUGHT_BEGUN : v1::THOUGHT_NONE;
 }
 
 absl::StatusOr<TrustedPrompt> ServedChatTemplate::RenderTrusted(

@@ -49,6 +49,8 @@ class ServedChatTemplate {
   // What the assistant may begin with after a rendered prompt: models whose template knows thoughts
   // think, if the prompt's end does not say that this one has begun, or has ended already.
   v1::Thought ThoughtAfter(const std::vector<TextPiece>& prompt) const;
+  // The same of an answer that has begun so: it thinks no more, or still does.
+  v1::Thought ThoughtWithin(absl::string_view begun) const;
 
   const std::string& source() const { return source_; }
   // Would Make make the same of these?

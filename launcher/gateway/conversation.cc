@@ -18,8 +18,12 @@ using Ordered = nlohmann::ordered_json;
 
 constexpr json::error_handler_t kReplace = json::error_handler_t::replace;
 
-// A text, or parts of which all are text.
-absl::StatusOr<std::string> ContentOf(const json& content, const std::string& where) {
+// Of a message, as vLLM joins them for templates that take content as one text.
+constexpr char kBetweenParts[] = "\n";
+
+// A text, or parts of which all are text, with `separator` between them.
+absl::StatusOr<std::string> ContentOf(const json& content, const std::string& where,
+                                      const char* separator) {
   if (content.is_string()) return content.get<std::string>();
   if (!content.is_array()) {
     return absl::InvalidArgumentError(
@@ -35,7 +39,7 @@ absl::StatusOr<std::string> ContentOf(const json& content, const std::string& wh
     if (!piece) fields.Fail("text", "is missing");
     fields.Ignore("cache_control");
     RETURN_IF_ERROR(fields.Finish());
-    text += *piece;
+    absl::StrAppend(&text, i > 0 ? separator : "", *piece);
   }
   return text;
 }
@@ -54,6 +58,7 @@ absl::StatusOr<Ordered> ToolCallOf(const json& value, const std::string& where) 
   const auto name = inner.Text("name");
   std::string arguments = inner.Text("arguments").value_or("");
   if (arguments.empty()) arguments = "{}";
+  inner.Ignore("parsed_arguments");  // openai-python's own, which it sends back
   if (!name) inner.Fail("name", "is missing");
   RETURN_IF_ERROR(inner.Finish());
   auto parsed = ParseStrictOrderedJson(arguments, kMaxValueDepth);
@@ -101,11 +106,11 @@ absl::StatusOr<Ordered> MessageOf(const json& value, const std::string& where) {
   if (const auto text = fields.Text("reasoning")) message["reasoning_content"] = *text;
   fields.Refuse("refusal", json(), "cannot be given");
   fields.Refuse("audio", json(), "cannot be given");
-  for (const char* name : {"annotations", "cache_control"}) fields.Ignore(name);
+  for (const char* name : {"annotations", "cache_control", "parsed"}) fields.Ignore(name);
   RETURN_IF_ERROR(fields.Finish());
   message["content"] = "";
   if (content != nullptr) {
-    ASSIGN_OR_RETURN(message["content"], ContentOf(*content, where));
+    ASSIGN_OR_RETURN(message["content"], ContentOf(*content, where, kBetweenParts));
   }
   RETURN_IF_ERROR(ReadToolCalls(calls, where, message));
   return message;
@@ -149,7 +154,7 @@ absl::Status ReadPrediction(RequestFields& fields, v1::GenerateRequest& options)
   const json* content = inner.Value("content");
   if (content == nullptr) inner.Fail("content", "is missing");
   RETURN_IF_ERROR(inner.Finish());
-  ASSIGN_OR_RETURN(*options.mutable_prediction(), ContentOf(*content, "prediction."));
+  ASSIGN_OR_RETURN(*options.mutable_prediction(), ContentOf(*content, "prediction.", ""));
   return absl::OkStatus();
 }
 

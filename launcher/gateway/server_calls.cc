@@ -136,9 +136,10 @@ ServerCalls::AwaitableOr<ServerCalls::ChatPrompt> ServerCalls::WriteChat(
   auto ids = co_await Tokenize(exchange, std::move(tokenize));
   if (!ids.ok()) co_return ids.status();
   ChatPrompt prompt{*std::move(ids), {}};
-  // Whose answer has begun, does not think before it.
-  const bool has_begun = request.continues_message && !(*pieces)->back().is_markup;
-  if (!has_begun) prompt.form.thought = (*chat_template)->ThoughtAfter(**pieces);
+  const std::string begun =
+      request.continues_message ? request.chat["messages"].back()["content"] : "";
+  prompt.form.thought = begun.empty() ? (*chat_template)->ThoughtAfter(**pieces)
+                                      : (*chat_template)->ThoughtWithin(begun);
   if (options.constraint().has_tool_calls()) {
     v1::ToolCalls& calls = *options.mutable_constraint()->mutable_tool_calls();
     calls.set_form(ToolCallFormOf((*chat_template)->source()));

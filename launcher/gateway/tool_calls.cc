@@ -24,6 +24,23 @@ constexpr absl::string_view kPrefixes[] = {"<|python_tag|>", kListMarker};
 constexpr int kMaxDepth = 64;
 constexpr int kMostMarkersInACall = 16;
 
+// An object as JSON; models may write it in a string, as it is told to clients. nullopt: it is
+// none.
+std::optional<std::string> ArgumentsOf(const Json& json) {
+  if (json.is_null()) return "{}";
+  if (json.is_object()) return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+  if (!json.is_string()) return std::nullopt;
+  const auto inner = ParseStrictOrderedJson(json.get<std::string>(), kMaxDepth);
+  return inner.ok() && inner->is_object() ? ArgumentsOf(*inner) : std::nullopt;
+}
+
+// Nothing else: an answer in JSON may have a name, too.
+bool IsNameAlone(const Json& json) {
+  return std::all_of(json.items().begin(), json.items().end(), [](const auto& item) {
+    return item.key() == "name" || item.key() == "type" || item.key() == "id";
+  });
+}
+
 std::optional<ToolCall> CallOf(const Json& json, const std::set<std::string>& offered) {
   if (!json.is_object()) return std::nullopt;
   const auto name = json.find("name");
@@ -31,10 +48,12 @@ std::optional<ToolCall> CallOf(const Json& json, const std::set<std::string>& of
   if (!offered.contains(name->get<std::string>())) return std::nullopt;
   for (const char* field : {"parameters", "arguments"}) {
     const auto arguments = json.find(field);
-    if (arguments == json.end() || !arguments->is_object()) continue;
-    return ToolCall{name->get<std::string>(),
-                    arguments->dump(-1, ' ', false, Json::error_handler_t::replace)};
+    if (arguments == json.end()) continue;
+    auto text = ArgumentsOf(*arguments);
+    if (!text) return std::nullopt;
+    return ToolCall{name->get<std::string>(), *std::move(text)};
   }
+  if (!IsNameAlone(json)) return std::nullopt;
   return ToolCall{name->get<std::string>(), "{}"};  // of a function that takes none
 }
 
@@ -71,20 +90,26 @@ std::optional<std::vector<ToolCall>> TakeMarkedCalls(absl::string_view& text,
   return std::nullopt;
 }
 
-// "<tool_call>{...}</tool_call>", any number, of which the last may lack its end.
+void AppendUnlessBlank(absl::string_view text, std::string& content) {
+  if (!absl::StripAsciiWhitespace(text).empty()) content.append(text.data(), text.size());
+}
+
+// "<tool_call>{...}</tool_call>", any number, of which the last may lack its end, and text.
 std::optional<ToolOutput> SplitMarked(absl::string_view text,
                                       const std::set<std::string>& offered) {
   const size_t first = text.find(kOpen);
   if (first == absl::string_view::npos) return std::nullopt;
   ToolOutput output{std::string(text.substr(0, first)), {}};
   absl::string_view rest = text.substr(first);
-  while (absl::ConsumePrefix(&rest, kOpen)) {
+  for (size_t open = 0; open != absl::string_view::npos; open = rest.find(kOpen)) {
+    AppendUnlessBlank(rest.substr(0, open), output.content);
+    rest.remove_prefix(open + kOpen.size());
     const auto calls = TakeMarkedCalls(rest, offered);
     if (!calls) return std::nullopt;
     output.calls.insert(output.calls.end(), calls->begin(), calls->end());
-    rest = absl::StripLeadingAsciiWhitespace(rest);
   }
-  return rest.empty() ? std::optional(std::move(output)) : std::nullopt;
+  AppendUnlessBlank(rest, output.content);
+  return output;
 }
 
 }  // namespace

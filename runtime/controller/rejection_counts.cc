@@ -4,7 +4,10 @@ namespace lockstep {
 
 void RejectionCounts::Count(absl::StatusCode code) {
   switch (code) {
+    case absl::StatusCode::kCancelled:  // the client left
+      return;
     case absl::StatusCode::kResourceExhausted:
+    case absl::StatusCode::kDeadlineExceeded:  // before it was accepted
       num_overload_.fetch_add(1, std::memory_order_relaxed);
       return;
     case absl::StatusCode::kUnavailable:

@@ -148,12 +148,9 @@ bool RequestStream::WriteToken(uint32_t index, const engine::EngineEvent& engine
 // text, unless asked.
 std::string RequestStream::TextOf(Output& output, int32_t token, bool stops) const {
   if (!output.detokenizer) return "";
-  const bool keep_stop_token = tokenizer_->IsSpecial(token) ||
-                               spec_.text.include_stop_string;  // special ones by their own rule
   std::string certain;
-  if (!stops || keep_stop_token) certain = output.detokenizer->Add(token);
-  if (output.num_tokens < spec_.text.min_tokens) return certain;
-  return output.matcher.Add(certain);
+  if (!stops || spec_.text.include_stop_string) certain = output.detokenizer->Add(token);
+  return output.matcher.Add(certain, /*may_match=*/output.num_tokens >= spec_.text.min_tokens);
 }
 
 // The text still held back, then the finish; with the last output, usage and the end of the call.

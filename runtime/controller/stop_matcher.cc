@@ -20,7 +20,9 @@ StopMatcher::Automaton::Automaton(std::string stop) : stop_(std::move(stop)) {
 bool StopMatcher::Automaton::Advance(char byte) {
   while (num_matched_ > 0 && stop_[num_matched_] != byte) num_matched_ = border_[num_matched_ - 1];
   if (stop_[num_matched_] == byte) ++num_matched_;
-  return num_matched_ == stop_.size();
+  if (num_matched_ < stop_.size()) return false;
+  num_matched_ = border_.back();
+  return true;
 }
 
 StopMatcher::StopMatcher(std::vector<std::string> stops, bool include) : include_(include) {
@@ -39,11 +41,11 @@ const std::string* StopMatcher::Advance(char byte) {
   return longest;
 }
 
-std::string StopMatcher::Add(std::string_view delta) {
+std::string StopMatcher::Add(std::string_view delta, bool may_match) {
   if (matched_) return "";
   for (size_t i = 0; i < delta.size(); ++i) {
     const std::string* stop = Advance(delta[i]);
-    if (stop == nullptr) continue;
+    if (stop == nullptr || !may_match) continue;
     matched_ = *stop;
     std::string certain = std::exchange(held_, "");
     certain.append(delta.substr(0, i + 1));

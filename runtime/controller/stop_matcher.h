@@ -20,8 +20,9 @@ class StopMatcher {
   // stops: non-empty strings; none = everything passes. include: the match stays in the text.
   StopMatcher(std::vector<std::string> stops, bool include);
 
-  // Text that became certain. After a match: the text up to it, then always empty.
-  std::string Add(std::string_view delta);
+  // Text that became certain. After a match: the text up to it, then always empty. may_match: one
+  // may end within this piece.
+  std::string Add(std::string_view delta, bool may_match = true);
   // What is held back, when the text ends without a match.
   std::string Finish();
 
@@ -32,7 +33,7 @@ class StopMatcher {
   class Automaton {
    public:
     explicit Automaton(std::string stop);
-    // True if the stop string ends with this byte; then the automaton is not used again.
+    // True if the stop string ends with this byte.
     bool Advance(char byte);
     // How many bytes at the text's end are the stop string's beginning.
     size_t num_matched() const { return num_matched_; }

@@ -104,6 +104,9 @@ TEST_F(GenerationTest, EosEndsTheOutputAndIsNotInItsText) {
   EXPECT_EQ(output.text, Decode(output.ids));
 
   request.mutable_output()->set_include_special_tokens(true);
+  const std::vector<int32_t> before_eos(output.ids.begin(), output.ids.end() - 1);
+  EXPECT_EQ(Generate(request).outputs.at(0).text, Decode(before_eos, true));
+  request.mutable_stop()->set_include_stop_string(true);
   EXPECT_EQ(Generate(request).outputs.at(0).text, Decode(output.ids, true));
 }
 
@@ -155,6 +158,20 @@ TEST_F(GenerationTest, StopStringsAreNotLookedForBeforeMinTokens) {
   const Output output = Generate(request).outputs.at(0);
   EXPECT_GE(output.ids.size(), 30u);
   EXPECT_EQ(output.text, whole.substr(0, output.text.size()));
+}
+
+TEST_F(GenerationTest, AStopStringMayBeginBeforeMinTokens) {
+  Serve();
+  v1::GenerateRequest request = Request("hello", 60);
+  const std::string whole = Decode(ExpectedIds(request, 5));  // one character per token
+  const std::string stop = whole.substr(18, 6);
+  const size_t at = whole.find(stop);
+  request.mutable_stop()->add_stop_strings(stop);
+  const auto last = static_cast<int32_t>(at + stop.size());  // the token that ends it
+  request.mutable_stop()->set_min_tokens(last - 1);
+  EXPECT_EQ(Generate(request).outputs.at(0).text, whole.substr(0, at));
+  request.mutable_stop()->set_min_tokens(last);
+  EXPECT_GT(Generate(request).outputs.at(0).text.size(), at + stop.size());
 }
 
 TEST_F(GenerationTest, StopStringOfOneOutputLeavesTheOthersAlone) {

@@ -66,6 +66,17 @@ TEST(StopMatcherTest, NothingFollowsAMatch) {
 }
 
 // However the text is cut, the result is that of the whole text.
+TEST(StopMatcherTest, WhatEndsWhereNoneMayIsTextAndMayBeginAnother) {
+  StopMatcher matcher({"aXa"}, false);
+  EXPECT_EQ(matcher.Add("-aX", /*may_match=*/false), "-");
+  EXPECT_EQ(matcher.Add("a", /*may_match=*/false), "aX");
+  EXPECT_EQ(matcher.matched(), std::nullopt);
+  EXPECT_EQ(matcher.Add("Xa-"), "");
+  EXPECT_EQ(matcher.matched(), "aXa");
+  StopMatcher nul({"ab"}, false);  // what follows a match is not read behind the stop string's end
+  EXPECT_EQ(nul.Add(std::string("ab\0\0c", 5), /*may_match=*/false), std::string("ab\0\0c", 5));
+}
+
 TEST(StopMatcherTest, CutsDoNotMatter) {
   std::mt19937 random(1);
   for (int round = 0; round < 2000; ++round) {

@@ -44,7 +44,7 @@ def as_templates_see_it(body):
     variables["messages"] = []
     for message in json.loads(json.dumps(body["messages"])):
         content = message.get("content") or ""
-        message["content"] = content if isinstance(content, str) else "".join(part["text"] for part in content)
+        message["content"] = content if isinstance(content, str) else "\n".join(part["text"] for part in content)
         for call in message.get("tool_calls", []):
             call["function"]["arguments"] = json.loads(call["function"]["arguments"])
         variables["messages"].append(message)

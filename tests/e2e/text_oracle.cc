@@ -44,7 +44,7 @@ class OutputText {
       const bool stops = ends_with_stop && i + 1 == ids.size();
       const bool special = tokenizer_.IsSpecial(ids[i]);
       if (special && !request_.output().include_special_tokens()) continue;
-      if (stops && !special && !request_.stop().include_stop_string()) continue;
+      if (stops && !request_.stop().include_stop_string()) continue;
       bytes += tokenizer_.TokenBytes(ids[i]);
     }
     return bytes;
@@ -108,14 +108,14 @@ ExpectedText TextOf(const ServerFacts& facts, const v1::GenerateRequest& request
     expected.num_certain_before_last =
         output.Certain(token_ids, num_tokens - 1, ends_with_stop_token).size();
   }
-  // Stop strings may match in what became certain after min_tokens.
+  // Stop strings may end in what became certain after min_tokens.
   const size_t from =
       output.Certain(token_ids, std::min(min_tokens, num_tokens), ends_with_stop_token).size();
   const size_t last_end = end == TextEnd::kCut ? output.Certain(token_ids, num_tokens, false).size()
                                                : expected.text.size();
   size_t best_end = std::string::npos;
   for (const std::string& stop : request.stop().stop_strings()) {
-    const size_t begin = expected.text.find(stop, from);
+    const size_t begin = expected.text.find(stop, from - std::min(from, stop.size() - 1));
     if (begin == std::string::npos) continue;
     const size_t stop_end = begin + stop.size();
     if (stop_end > last_end || stop_end > best_end ||

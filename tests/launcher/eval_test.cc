@@ -118,6 +118,8 @@ TEST(ServedChatTemplateTest, AMessageIsContinuedWhereItsContentEnds) {
   const std::string cut = begin + "{{ message.content | trim }}</end>\n{% endfor %}";
   EXPECT_EQ(*RenderToContinue(cut, " One, "), "<user>U</end>\n<assistant>One,");
   EXPECT_EQ(*RenderToContinue(cut, ""), "<user>U</end>\n<assistant>");
+  // As Python strips it: an ideographic space, and one that does not break.
+  EXPECT_EQ(*RenderToContinue(cut, "\u3000One\u00a0"), "<user>U</end>\n<assistant>One");
   for (const char* other : {"{{ messages[0].content }}", "{{ messages[-1].content[3:] }}",
                             "{{ messages[-1].content | upper }}"}) {
     EXPECT_THAT(std::string(RenderToContinue(other, "One, ").status().message()),
@@ -138,6 +140,16 @@ v1::Thought ThoughtAfter(const std::string& source, bool in_text = true) {
   const auto prompt = served.Render(ConversationOf({{"user", "U</think>"}}));
   EXPECT_TRUE(prompt.ok()) << prompt.status();
   return served.ThoughtAfter(*prompt);
+}
+
+TEST(ServedChatTemplateTest, AnAnswerThatHasBegunMayStillThink) {
+  const auto served = *ServedChatTemplate::Make("{# </think> #}", ThinkingInText());
+  EXPECT_EQ(served.ThoughtWithin("<think>\nI was"), v1::THOUGHT_BEGUN);
+  EXPECT_EQ(served.ThoughtWithin("<think>a</think>b<think>"), v1::THOUGHT_BEGUN);
+  EXPECT_EQ(served.ThoughtWithin("<think>a</think>b"), v1::THOUGHT_NONE);
+  EXPECT_EQ(served.ThoughtWithin("b"), v1::THOUGHT_NONE);
+  const auto other = *ServedChatTemplate::Make("", ThinkingInText());
+  EXPECT_EQ(other.ThoughtWithin("<think>"), v1::THOUGHT_NONE);
 }
 
 TEST(ServedChatTemplateTest, TellsWhetherAThoughtMayFollow) {

@@ -96,12 +96,24 @@ TEST(OpenAiRequestTest, ChatsHaveMessagesAndTheirOwnNames) {
       "max_completion_tokens": 9, "logprobs": true, "top_logprobs": 2})");
   ASSERT_TRUE(request.ok()) << request.status();
   EXPECT_EQ(request->chat, nlohmann::ordered_json::parse(R"({"add_generation_prompt": true,
-      "messages": [{"role": "system", "content": "S"}, {"role": "user", "content": "ab"},
+      "messages": [{"role": "system", "content": "S"}, {"role": "user", "content": "a\nb"},
                    {"role": "assistant", "content": "c"}]})"));
   EXPECT_EQ(request->options.stop().max_tokens(), 9);
   EXPECT_EQ(request->options.output().logprobs(), 2);
   EXPECT_EQ(Chat(R"(, "logprobs": true)").options.output().logprobs(), 0);
   EXPECT_FALSE(Chat(R"(, "logprobs": false)").wants_logprobs());
+}
+
+// openai-python sends what its parse() has made of an answer.
+TEST(OpenAiRequestTest, ParsedAnswersMayBeSentBack) {
+  const auto request = ParseChatRequest(R"({"messages": [
+      {"role": "user", "content": "a"},
+      {"role": "assistant", "content": null, "refusal": null, "parsed": {"x": 1}, "tool_calls": [
+          {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}",
+           "parsed_arguments": {}}}]},
+      {"role": "tool", "tool_call_id": "c", "content": "2"}]})");
+  ASSERT_TRUE(request.ok()) << request.status();
+  EXPECT_FALSE(request->chat["messages"][1].contains("parsed"));
 }
 
 TEST(OpenAiRequestTest, TextsAndChatsMayBeTokenized) {

@@ -38,6 +38,24 @@ TEST(ToolCallsTest, MarkedCallsMayFollowText) {
             "Let me see.\n|now({})|add({\"a\":1})");
 }
 
+TEST(ToolCallsTest, TextMayStandBesideMarkedCalls) {
+  const std::string call = R"(<tool_call>{"name": "now", "arguments": {}}</tool_call>)";
+  EXPECT_EQ(Shown(call + " bye"), " bye|now({})");
+  EXPECT_EQ(Shown("So: " + call + " and " + call + "\n"), "So:  and |now({})|now({})");
+  EXPECT_EQ(Shown(call + " <tool_call>no"), call + " <tool_call>no");  // not a part of it alone
+}
+
+TEST(ToolCallsTest, ArgumentsAreAnObjectOrAStringOfOne) {
+  EXPECT_EQ(Shown(R"({"name": "add", "arguments": "{\"a\": 5}"})"), "|add({\"a\":5})");
+  EXPECT_EQ(Shown(R"({"name": "add", "arguments": null, "type": "function"})"), "|add({})");
+  for (const std::string text :
+       {R"({"name": "add", "arguments": [5]})", R"({"name": "add", "arguments": "5"})",
+        R"({"name": "add", "arguments": "\"{}\""})", R"({"name": "add", "parameters": 5})",
+        R"({"name": "add", "args": {"a": 5}})", R"({"name": "now", "description": "A file"})"}) {
+    EXPECT_EQ(Shown(text), text);
+  }
+}
+
 TEST(ToolCallsTest, AnArgumentMayHoldAMarker) {
   const std::string call =
       R"(<tool_call>{"name": "add", "arguments": {"a": "</tool_call><tool_call>"}}</tool_call>)";
@@ -81,8 +99,7 @@ TEST(ToolCallsTest, WhatIsNoCallIsText) {
         std::string(R"({"name": "add", "parameters": {}} and more)"),
         std::string(R"({"name": "add", "parameters": {})"),
         std::string(R"([{"name": "add", "parameters": {}}, 3])"),
-        std::string("<tool_call>{\"name\": \"rm\"}</tool_call>"),
-        std::string("<tool_call>{\"name\": \"now\"}</tool_call> done"), deep}) {
+        std::string("<tool_call>{\"name\": \"rm\"}</tool_call>"), deep}) {
     EXPECT_EQ(Shown(text), text);
   }
 }
