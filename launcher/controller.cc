@@ -78,7 +78,7 @@ absl::Status Control(const ControllerCommandOptions& options, InterruptWatcher& 
 }
 
 int RunController(const ControllerCommandOptions& options) {
-  IgnoreBrokenPipes();
+  TakeWriteErrors();
   InterruptWatcher interrupts;
   ServeReport report(options.controller.json, options.model, options.controller.replicas);
   const absl::Status status = Control(options, interrupts, report);

@@ -140,7 +140,7 @@ class Gateway {
 int RunGateway(const GatewayOptions& options) {
   const auto server_options = ServerOptions(options);
   if (!server_options.ok()) return FailUsage(kGatewayCommand, server_options.status().message());
-  IgnoreBrokenPipes();
+  TakeWriteErrors();
   InterruptWatcher interrupts;  // before gRPC starts threads
   const auto connection = Connection::Open(options.connection);
   if (!connection.ok()) return FailUsage(kGatewayCommand, connection.status().message());

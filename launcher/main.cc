@@ -1,4 +1,7 @@
 // The `lockstep` program: finds the command, parses its flags, runs it.
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -48,7 +51,18 @@ int WithOutputWritten(int exit_code) {
   return exit_code == kExitOk ? kExitFailure : exit_code;
 }
 
+// Where they are closed, files that are opened later would be taken for them.
+void OpenStandardStreams() {
+  int fd = 0;
+  do {
+    fd = ::open("/dev/null", O_RDWR | O_CLOEXEC);
+    if (fd >= 0 && fd <= STDERR_FILENO) ::fcntl(fd, F_SETFD, 0);
+  } while (fd >= 0 && fd <= STDERR_FILENO);
+  if (fd >= 0) ::close(fd);
+}
+
 int Main(int argc, char** argv) {
+  OpenStandardStreams();
   RaiseDescriptorLimit();
   // gRPC's own log lines repeat, at length, what our errors say; GRPC_VERBOSITY=error shows them.
   ::setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);

@@ -18,6 +18,7 @@
 #include "launcher/cli/launch_flags.h"
 #include "launcher/cli/serving_flags.h"
 #include "launcher/cli/values.h"
+#include "launcher/job/mpi_command.h"
 #include "launcher/job/runtime_dir.h"
 #include "launcher/job/weight_memory.h"
 #include "launcher/serving/capacity.h"
@@ -149,6 +150,10 @@ absl::Status Serve(const ServeOptions& options, InterruptWatcher& interrupts, Se
   early.reset();
   ASSIGN_OR_RETURN(RuntimeDir directory, RuntimeDir::Create());
   ASSIGN_OR_RETURN(RuntimeDir memory, RuntimeDir::CreateInMemory());
+  if (plan.launch.kind == LaunchPlan::Kind::kThisHost && plan.launch.world_size > 1) {
+    const auto num_ranks = static_cast<int64_t>(plan.launch.host_of_rank.size());
+    RETURN_IF_ERROR(memory.CheckRoom(num_ranks * kMpiSegmentBytes));
+  }
   ASSIGN_OR_RETURN(KeptProgram program, KeptProgram::Keep(directory.path()));
   const LaunchFiles files{std::move(directory), std::move(memory), std::move(program)};
   ASSIGN_OR_RETURN(const std::unique_ptr<WeightMemory> weights,
@@ -201,7 +206,7 @@ absl::Status Serve(const ServeOptions& options, InterruptWatcher& interrupts, Se
 }
 
 int RunServe(const ServeOptions& options) {
-  IgnoreBrokenPipes();
+  TakeWriteErrors();
   InterruptWatcher interrupts;
   ServeReport report(options.controller.json, options.model, options.controller.replicas);
   const absl::Status status = Serve(options, interrupts, report);

@@ -178,7 +178,7 @@ int RunWorkerCommand(const WorkerCommandOptions& flags) {
     return FailUsage(kWorkerCommand, "--secret-file or --secret-stdin is required");
   }
   EndWithParent();
-  IgnoreBrokenPipes();
+  TakeWriteErrors();
   if (flags.announce) {
     std::printf("%s\n", FormatRankStarted({HostName(), ::getpid()}).c_str());
     std::fflush(stdout);

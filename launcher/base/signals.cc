@@ -57,7 +57,9 @@ EndAtInterrupt::~EndAtInterrupt() {
   thread_.join();
 }
 
-void IgnoreBrokenPipes() { ::signal(SIGPIPE, SIG_IGN); }
+void TakeWriteErrors() {
+  for (const int signal : {SIGPIPE, SIGXFSZ}) ::signal(signal, SIG_IGN);
+}
 
 void WaitReadable(const std::vector<int>& fds, absl::Duration timeout) {
   std::vector<pollfd> polled;

@@ -42,10 +42,11 @@ class EndAtInterrupt {
   std::thread thread_;
 };
 
-// Writing to a pipe that nobody reads any more becomes an error instead of the end of the process.
-// For servers, whose work goes on without readers of their output; a client in front of `head`
-// should end. Programs started later inherit it, unless the starter resets it.
-void IgnoreBrokenPipes();
+// Writing to a pipe that nobody reads any more, or beyond the largest file that this user may have,
+// becomes an error instead of the end of the process. For servers, whose work goes on without
+// readers of their output; a client in front of `head` should end. Programs started later inherit
+// it, unless the starter resets it.
+void TakeWriteErrors();
 
 // Sleeps until one of the descriptors is readable (those below 0 are not watched) or the time is
 // over.

@@ -12,7 +12,7 @@
 namespace lockstep {
 
 absl::StatusOr<std::unique_ptr<AccessLog>> AccessLog::Open(const std::string& path) {
-  Fd fd(::open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0640));
+  Fd fd(::open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0640));
   if (fd.get() < 0) return absl::ErrnoToStatus(errno, absl::StrCat("access log ", path));
   return std::unique_ptr<AccessLog>(new AccessLog(path, std::move(fd)));
 }

@@ -122,6 +122,7 @@ std::vector<std::string> LocalMpiCommand(const fs::path& mpirun, int world_size,
                                          const std::optional<PortRange>& ports) {
   Settings settings = CommonSettings();
   settings["plm"] = "isolated";  // no remote shell is looked for, none is needed
+  settings["regx"] = "naive";    // whatever this host is called
   settings["oob_tcp_if_include"] = "lo";
   settings["btl"] = "self,vader";
   settings["btl_vader_backing_directory"] = scratch.memory.string();
@@ -181,6 +182,8 @@ std::vector<std::string> JobEnvironment(const Settings& added) {
     return added.count(entry.substr(0, entry.find('='))) > 0;
   });
   for (const auto& [name, value] : added) environment.push_back(absl::StrCat(name, "=", value));
+  // Open MPI 4.1 crashes without where nobody knows the user.
+  if (std::getenv("HOME") == nullptr) environment.push_back("HOME=/");
   return environment;
 }
 

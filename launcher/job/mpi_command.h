@@ -4,6 +4,7 @@
 
 #include <signal.h>
 
+#include <cstdint>
 #include <filesystem>
 #include <initializer_list>
 #include <map>
@@ -27,6 +28,9 @@ absl::StatusOr<std::filesystem::path> FindMpirun();
 // (EndWithParent), as do its daemons on other hosts, whose connections break; its files are in the
 // launcher's.
 inline constexpr int kMpirunEndSignal = SIGKILL;
+
+// That Open MPI 4.1 takes of MpiScratch::memory for each of several ranks: btl_vader_segment_size.
+inline constexpr int64_t kMpiSegmentBytes = (4 << 20) + 4096;
 
 struct MpiScratch {
   std::filesystem::path files;   // a private directory for mpirun's own files

@@ -4,6 +4,7 @@
 #include <sys/file.h>
 #include <sys/random.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 
 #include <cerrno>
 #include <chrono>
@@ -15,6 +16,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "launcher/cli/values.h"
 #include "parallel/shared_region_name.h"
 
 namespace lockstep {
@@ -37,9 +39,10 @@ fs::path ParentDirectory() {
   for (const char* name : {"XDG_RUNTIME_DIR", "TMPDIR"}) {
     const char* value = std::getenv(name);
     std::error_code error;
-    // Socket paths hold 107 bytes (sockaddr_un), so a deep directory cannot be used.
-    if (value != nullptr && std::strlen(value) < 60 && fs::is_directory(value, error) &&
-        ::access(value, W_OK | X_OK) == 0) {
+    // Socket paths hold 107 bytes (sockaddr_un), so a deep directory cannot be used; nor one whose
+    // name means something in a URI, as which gRPC takes it.
+    if (value != nullptr && std::strlen(value) < 60 && std::strpbrk(value, "%,?#") == nullptr &&
+        fs::is_directory(value, error) && ::access(value, W_OK | X_OK) == 0) {
       return value;
     }
   }
@@ -113,6 +116,17 @@ absl::StatusOr<RuntimeDir> RuntimeDir::CreateIn(const fs::path& parent) {
   const fs::path path = parent / absl::StrCat(kPrefix, name.substr(name.size() - 6));
   if (::rename(name.c_str(), path.c_str()) != 0) return Unavailable("cannot create", path);
   return RuntimeDir(path, std::move(lock));
+}
+
+absl::Status RuntimeDir::CheckRoom(int64_t num_bytes) const {
+  struct statvfs info;
+  if (::statvfs(path_.c_str(), &info) != 0) return Unavailable("cannot look at", path_);
+  const uint64_t num_free = static_cast<uint64_t>(info.f_bavail) * info.f_frsize;
+  if (num_free >= static_cast<uint64_t>(num_bytes)) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat(
+      path_.parent_path().string(), " has ", FormatBytes(static_cast<int64_t>(num_free)),
+      " free, and ranks exchange through ", FormatBytes(num_bytes),
+      " there: give it more (docker run --shm-size, Kubernetes: an emptyDir in memory)"));
 }
 
 RuntimeDir::~RuntimeDir() {

@@ -5,6 +5,7 @@
 // a file inside says that its owner lives, so the next launch can remove what a killed one left.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <string>
 
@@ -28,6 +29,8 @@ class RuntimeDir {
   ~RuntimeDir();
 
   const std::filesystem::path& path() const { return path_; }
+  // UNAVAILABLE, with both numbers, where its file system has no room for so many bytes.
+  absl::Status CheckRoom(int64_t num_bytes) const;
 
  private:
   static absl::StatusOr<RuntimeDir> CreateIn(const std::filesystem::path& parent);

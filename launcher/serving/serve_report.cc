@@ -3,8 +3,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstdio>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -28,7 +26,12 @@ std::string BytesPerSecond(int64_t bytes, double seconds) {
 }  // namespace
 
 ServeReport::ServeReport(bool json, const ModelFlags& model, int num_replicas)
-    : json_(json),
+    : err_(STDERR_FILENO, [](const std::string&) {}),
+      out_(STDOUT_FILENO,
+           [this](const std::string& why) {
+             err_.Write(absl::StrCat("lockstep: warning: standard output: ", why, "\n"));
+           }),
+      json_(json),
       tp_(model.tp),
       pp_(model.pp),
       quantize_(model.quantize),
@@ -40,24 +43,17 @@ ServeReport::ServeReport(bool json, const ModelFlags& model, int num_replicas)
 void ServeReport::PrintJson(const char* event, Json fields) {
   Json line = {{"event", event}, {"seconds", absl::ToDoubleSeconds(SteadyNow() - started_)}};
   line.update(fields);
-  std::printf("%s\n", line.dump(-1, ' ', false, Json::error_handler_t::replace).c_str());
-  Flush();
+  out_.Write(absl::StrCat(line.dump(-1, ' ', false, Json::error_handler_t::replace), "\n"));
 }
 
 void ServeReport::Flush() {
-  const bool is_written = std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
-  if (is_written || errno != EPIPE) return;
-  std::fprintf(stderr,
-               "lockstep: warning: the reader of standard output is gone; nothing more is "
-               "printed there\n");
-  // Else what could not be written would stay in the buffer, and the end of the program fail by it.
-  if (std::freopen("/dev/null", "w", stdout) == nullptr) std::clearerr(stdout);
+  out_.Flush();
+  err_.Flush();
 }
 
 void ServeReport::PrintLine(const std::string& line) {
   ClearProgress();
-  std::printf("%s\n", line.c_str());
-  Flush();
+  out_.Write(absl::StrCat(line, "\n"));
 }
 
 void ServeReport::Tell(const char* event, Json fields, const std::string& line) {
@@ -204,14 +200,22 @@ void ServeReport::DrawProgress(int64_t done, int64_t total, absl::Duration elaps
     return;
   }
   const int filled = std::clamp(static_cast<int>(share * kBarWidth), 0, kBarWidth);
-  std::printf("\r\x1b[KLoading  [%s%s] %s", std::string(static_cast<size_t>(filled), '#').c_str(),
-              std::string(static_cast<size_t>(kBarWidth - filled), '.').c_str(), text.c_str());
-  Flush();
+  out_.Write(absl::StrCat("\r\x1b[KLoading  [", std::string(static_cast<size_t>(filled), '#'),
+                          std::string(static_cast<size_t>(kBarWidth - filled), '.'), "] ", text));
   progress_shown_ = true;
 }
 
 void ServeReport::ClearProgress() {
-  if (std::exchange(progress_shown_, false)) std::printf("\r\x1b[K");
+  if (std::exchange(progress_shown_, false)) out_.Write("\r\x1b[K");
+}
+
+// A line to standard error, of which a terminal must not take the bar's end for its own.
+void ServeReport::PrintError(const std::string& line) {
+  if (progress_shown_) {
+    ClearProgress();
+    out_.Flush();
+  }
+  err_.Write(absl::StrCat(line, "\n"));
 }
 
 void ServeReport::RankLoaded(const ControllerEvent& event) {
@@ -333,10 +337,9 @@ void ServeReport::RankOutput(int replica, int rank, absl::string_view text,
     PrintJson("output", {{"replica", replica}, {"rank", rank}, {"text", ValidUtf8(text)}});
     return;
   }
-  ClearProgress();
   std::string source = rank < 0 ? std::string(starter) : absl::StrCat("rank ", rank);
   if (num_replicas_ > 1) source = absl::StrCat("replica ", replica, ", ", source);
-  std::fprintf(stderr, "[%s] %s\n", source.c_str(), OneLine(text).c_str());
+  PrintError(absl::StrCat("[", source, "] ", OneLine(text)));
 }
 
 void ServeReport::Warn(const std::vector<std::string>& warnings) {
@@ -344,8 +347,7 @@ void ServeReport::Warn(const std::vector<std::string>& warnings) {
     if (json_) {
       PrintJson("warning", {{"message", ValidUtf8(warning)}});
     } else {
-      ClearProgress();
-      std::fprintf(stderr, "lockstep: warning: %s\n", OneLine(warning).c_str());
+      PrintError(absl::StrCat("lockstep: warning: ", OneLine(warning)));
     }
   }
 }
@@ -386,11 +388,13 @@ void ServeReport::Served(const ServedLoad& load, const std::optional<SpeedPredic
 
 void ServeReport::Stopped(absl::string_view how) {
   Tell("stopped", {{"how", std::string(how)}}, absl::StrCat("Stopped ", how));
+  Flush();
 }
 
 void ServeReport::Failed(absl::string_view message) {
   ClearProgress();
   if (json_) PrintJson("failed", {{"message", ValidUtf8(message)}});
+  Flush();
 }
 
 }  // namespace lockstep

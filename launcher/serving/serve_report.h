@@ -2,7 +2,8 @@
 // event.
 //
 // Used by main's thread only. Progress of loading is a bar on a terminal, a line every two seconds
-// elsewhere. What stands on standard output is a log: when its reader goes, serving does not end.
+// elsewhere. What is printed is a log: serving does not wait for who reads it, and does not end
+// when its reader goes.
 #pragma once
 
 #include <cstdint>
@@ -15,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "launcher/base/background_writer.h"
 #include "launcher/job/restart_policy.h"
 #include "launcher/serving/capacity.h"
 #include "model/checkpoint/inspect.h"
@@ -77,6 +79,8 @@ class ServeReport {
   void Stopped(absl::string_view how);
   // The launch is over; `lockstep serve: message` follows on stderr.
   void Failed(absl::string_view message);
+  // Waits until what was told is printed, for a moment.
+  void Flush();
 
  private:
   using Json = nlohmann::ordered_json;
@@ -85,12 +89,14 @@ class ServeReport {
   void PrintLine(const std::string& line);
   // Either, as it is wanted.
   void Tell(const char* event, Json fields, const std::string& line);
-  void Flush();
   void DrawProgress(int64_t done, int64_t total, absl::Duration elapsed);
   // "Replica 1: " when there are several.
   std::string Prefix(int replica) const;
   void ClearProgress();
+  void PrintError(const std::string& line);
 
+  BackgroundWriter err_;
+  BackgroundWriter out_;
   const bool json_;
   const int tp_;
   const int pp_;

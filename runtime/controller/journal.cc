@@ -75,7 +75,24 @@ absl::Status Journal::SystemError(const char* what) const {
 
 // --- opening ---
 
+namespace {
+
+// The file itself, which need not exist: successors are renamed over it, not over a link to it.
+std::filesystem::path WithoutLinks(std::filesystem::path path) {
+  constexpr int kMostLinks = 40;  // the kernel's MAXSYMLINKS
+  std::error_code error;
+  for (int i = 0; i < kMostLinks && std::filesystem::is_symlink(path, error); ++i) {
+    const std::filesystem::path target = std::filesystem::read_symlink(path, error);
+    if (error) break;
+    path = path.parent_path() / target;  // or the target, if it is absolute
+  }
+  return path;
+}
+
+}  // namespace
+
 absl::StatusOr<std::unique_ptr<Journal>> Journal::Open(JournalOptions options, absl::Time now) {
+  options.path = WithoutLinks(options.path).string();
   std::filesystem::path parent = std::filesystem::path(options.path).parent_path();
   if (parent.empty()) parent = ".";
   const int directory = ::open(parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);

@@ -87,6 +87,16 @@ TEST_F(JournalTest, TheFileIsItsOwnersAlone) {
   EXPECT_EQ(info.st_mode & 0777, 0600u);
 }
 
+TEST_F(JournalTest, ALinkStaysOneToTheFile) {
+  std::filesystem::create_symlink("target", path_);
+  for (int i = 0; i < 2; ++i) {  // a new file, and one that is there
+    ASSERT_TRUE(Open().ok());
+    EXPECT_TRUE(journal_->Accept(RequestOf(absl::StrCat("a", i)), 1, kJournalStart));
+    EXPECT_EQ(std::filesystem::read_symlink(path_), "target");
+  }
+  EXPECT_THAT(testing::ReadFile(scratch_ / "target"), AllOf(HasSubstr("a0"), HasSubstr("a1")));
+}
+
 // The crash that comes in the middle of a write.
 TEST_F(JournalTest, CutAnywhereItHoldsThePrefix) {
   ASSERT_TRUE(Open().ok());

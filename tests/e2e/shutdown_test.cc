@@ -168,7 +168,7 @@ TEST_F(ShutdownTest, AServerOutlivesTheReaderOfItsOutput) {
   EXPECT_TRUE(serves_again()) << server.err();
   server.Signal(SIGINT);
   EXPECT_EQ(server.Wait(kPatience), 0) << server.err();
-  EXPECT_THAT(server.err(), HasSubstr("the reader of standard output is gone"));
+  EXPECT_THAT(server.err(), HasSubstr("standard output: its reader is gone"));
 }
 
 TEST_F(ShutdownTest, NothingSurvivesAKilledServer) {

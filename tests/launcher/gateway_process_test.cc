@@ -77,6 +77,7 @@ class GatewayProcessTest : public ::testing::Test {
   }
   std::vector<nlohmann::json> Events() {
     is_captured_ = false;
+    report_.Flush();
     std::vector<nlohmann::json> events;
     for (const auto line :
          absl::StrSplit(::testing::internal::GetCapturedStdout(), '\n', absl::SkipEmpty())) {

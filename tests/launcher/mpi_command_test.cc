@@ -60,6 +60,17 @@ TEST(JobEnvironmentTest, AdditionsReplaceWhatIsThere) {
   ::unsetenv("LOCKSTEP_TEST_VARIABLE");
 }
 
+// Open MPI would look for one of a user whom nobody knows.
+TEST(JobEnvironmentTest, HasAHome) {
+  const char* const home = std::getenv("HOME");
+  const std::string old = home != nullptr ? home : "/";
+  ::setenv("HOME", "/home/x", 1);
+  EXPECT_THAT(JobEnvironment(), Contains("HOME=/home/x"));
+  ::unsetenv("HOME");
+  EXPECT_THAT(JobEnvironment(), Contains("HOME=/"));
+  ::setenv("HOME", old.c_str(), 1);
+}
+
 TEST(JobEnvironmentTest, KeepsAUsersSettingsOfOpenMpi) {
   ::setenv("OMPI_MCA_btl", "self,ucx", 1);
   EXPECT_THAT(JobEnvironment(), Contains("OMPI_MCA_btl=self,ucx"));

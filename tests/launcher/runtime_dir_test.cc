@@ -51,6 +51,30 @@ TEST_F(RuntimeDirTest, IsPrivateAndGoesWithItsOwner) {
   EXPECT_FALSE(fs::exists(path));
 }
 
+// gRPC takes addresses with paths in them for URIs.
+TEST_F(RuntimeDirTest, LeavesOutDirectoriesWhoseNamesMeanSomethingInAnAddress) {
+  for (const char* name : {"a,b", "a%20b", "a?b", "a#b"}) {
+    const fs::path odd = parent_ / name;
+    fs::create_directory(odd);
+    ::setenv("XDG_RUNTIME_DIR", odd.c_str(), 1);
+    EXPECT_NE(RuntimeDir::Create()->path().parent_path(), odd);
+  }
+  const fs::path spaced = parent_ / "a b";
+  fs::create_directory(spaced);
+  ::setenv("XDG_RUNTIME_DIR", spaced.c_str(), 1);
+  EXPECT_EQ(RuntimeDir::Create()->path().parent_path(), spaced);
+}
+
+TEST_F(RuntimeDirTest, TellsWhereThereIsNoRoom) {
+  const auto dir = RuntimeDir::Create();
+  EXPECT_TRUE(dir->CheckRoom(1).ok());
+  const absl::Status full = dir->CheckRoom(int64_t{1} << 62);
+  EXPECT_TRUE(absl::IsUnavailable(full));
+  EXPECT_THAT(std::string(full.message()),
+              ::testing::AllOf(::testing::HasSubstr(parent_.string() + " has "),
+                               ::testing::HasSubstr("exchange through ")));
+}
+
 TEST_F(RuntimeDirTest, RemovesWhatADeadLaunchLeftAndNothingElse) {
   const fs::path dead = parent_ / "lockstep-serve-dead";
   const fs::path unmarked = parent_ / "lockstep-serve-unmarked";

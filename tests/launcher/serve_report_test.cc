@@ -41,6 +41,7 @@ std::string OutputOf(bool json, int num_replicas, const Tell& tell) {
   ::testing::internal::CaptureStdout();
   ServeReport report(json, ModelFlags(), num_replicas);
   tell(report);
+  report.Flush();
   return ::testing::internal::GetCapturedStdout();
 }
 
