@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/random/random.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -24,13 +25,10 @@ std::map<std::string, std::string> SpecialTokensOf(const v1::GetChatTemplateResp
   return {response.special_tokens().begin(), response.special_tokens().end()};
 }
 
-// A word that the conversation does not have.
-std::string WordBeside(const nlohmann::ordered_json& input) {
-  constexpr auto kReplace = nlohmann::ordered_json::error_handler_t::replace;
-  const std::string said = input.dump(-1, ' ', false, kReplace);
-  std::string word = "goes-on-here";
-  while (absl::StrContains(said, word)) word += "-x";
-  return word;
+// A word that nobody can have said.
+std::string UnheardWord() {
+  absl::BitGen random;
+  return absl::StrCat("goes-on-", absl::Hex(absl::Uniform<uint64_t>(random), absl::kZeroPad16));
 }
 
 std::string TextOf(const std::vector<TextPiece>& pieces) {
@@ -109,16 +107,14 @@ absl::StatusOr<std::vector<TextPiece>> ServedChatTemplate::Render(
 absl::StatusOr<std::vector<TextPiece>> ServedChatTemplate::RenderToContinue(
     nlohmann::ordered_json input) const {
   auto& content = input["messages"].back()["content"].get_ref<std::string&>();
-  const size_t said_from = SkipForward(content, 0, jinja::IsPythonSpace);
-  const size_t said_to = SkipBackward(content, said_from, content.size(), jinja::IsPythonSpace);
-  const std::string said = content.substr(said_from, said_to - said_from);
-  const std::string word = WordBeside(input);
+  const std::string said = content.substr(SkipForward(content, 0, jinja::IsPythonSpace));
+  const std::string word = UnheardWord();
   absl::StrAppend(&content, word, " ");
   ASSIGN_OR_RETURN(std::vector<TextPiece> pieces, Render(std::move(input)));
   const std::string text = TextOf(pieces);
   const size_t end = text.rfind(word);
   const absl::string_view before = absl::string_view(text).substr(0, end);
-  if (end == std::string::npos || !absl::StrContains(before, said)) {
+  if (end == std::string::npos || !absl::EndsWith(before, said)) {
     return absl::InvalidArgumentError(
         "the model's chat template does not write the last message as it is: it cannot be "
         "continued");

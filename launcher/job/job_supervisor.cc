@@ -69,7 +69,8 @@ void BecomeJob(const JobStart& start) {
   sigset_t none;
   sigemptyset(&none);
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGPIPE, SIGXFSZ, SIGCHLD}) ::signal(signal, SIG_DFL);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGPIPE, SIGXFSZ, SIGCHLD})
+    ::signal(signal, SIG_DFL);
   // Connections of this server would stay open in it, whoever opened them.
   ::close_range(3, ~0U, CLOSE_RANGE_CLOEXEC);
   ::execve(start.command[0], start.command, start.environment);

@@ -136,7 +136,8 @@ absl::Status GatewayProcess::HandleEnd() {
     was_killed = process_->exit()->signal != 0;
   }
   process_.reset();
-  if (!has_ever_listened_ && !was_killed) return absl::UnavailableError(absl::StrCat("the gateway: ", reason));
+  if (!has_ever_listened_ && !was_killed)
+    return absl::UnavailableError(absl::StrCat("the gateway: ", reason));
   const absl::Time now = SteadyNow();
   const absl::Duration delay =
       restarts_.OnLoss(now, now - listened_at_ >= kSettled).value_or(absl::ZeroDuration());

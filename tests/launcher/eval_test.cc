@@ -112,9 +112,6 @@ TEST(ServedChatTemplateTest, AMessageIsContinuedWhereItsContentEnds) {
   const std::string as_it_is = begin + "{{ message.content }}</end>\n{% endfor %}";
   EXPECT_EQ(*RenderToContinue(as_it_is, "One, "), "<user>U</end>\n<assistant>One, ");
   EXPECT_EQ(*RenderToContinue(as_it_is, ""), "<user>U</end>\n<assistant>");
-  // As it is looked for.
-  EXPECT_EQ(*RenderToContinue(as_it_is, "goes-on-here "),
-            "<user>U</end>\n<assistant>goes-on-here ");
   const std::string cut = begin + "{{ message.content | trim }}</end>\n{% endfor %}";
   EXPECT_EQ(*RenderToContinue(cut, " One, "), "<user>U</end>\n<assistant>One,");
   EXPECT_EQ(*RenderToContinue(cut, ""), "<user>U</end>\n<assistant>");
