@@ -400,12 +400,17 @@ TEST_F(RecoveryTest, AStartThatCrashedIsTriedAgain) {
 // mpirun does not always say which rank was killed.
 TEST_F(RecoveryTest, TheSignalIsToldWithoutMpirunsWords) {
   const OtherMpirun keeps_it_to_itself(R"("$real" "$@" > >(grep -v 'noticed that process') 2>&1)");
-  auto server = Serve({}, "2", "1");
-  ::kill(PidOf(*server, 1), SIGKILL);
-  EXPECT_THAT(server->WaitEvent("restarting").value("reason", ""),
-              HasSubstr("was killed by signal 9 (Killed)"));
-  EXPECT_FALSE(server->WaitEvent("ready_again").is_null()) << server->process().err();
-  Stop(*server);
+  bool is_told = false;
+  // On a busy machine mpirun may have taken note of it, and be ended before it ends.
+  for (int attempt = 0; attempt < 5 && !is_told; ++attempt) {
+    auto server = Serve({}, "2", "1");
+    ::kill(PidOf(*server, 1), SIGKILL);
+    is_told = absl::StrContains(server->WaitEvent("restarting").value("reason", ""),
+                                "was killed by signal 9 (Killed)");
+    EXPECT_FALSE(server->WaitEvent("ready_again").is_null()) << server->process().err();
+    Stop(*server);
+  }
+  EXPECT_TRUE(is_told);
 }
 
 TEST_F(RecoveryTest, AJobThatEndsIsStartedAgain) {
