@@ -83,6 +83,7 @@ TEST(JobEnvironmentTest, KeepsAUsersSettingsOfOpenMpi) {
 TEST_F(MpiCommandTest, OnOneHostNothingListensWhereOthersReachIt) {
   const auto command = LocalMpiCommand("mpirun", 2, {"/tmp/x", "/dev/shm/x"}, {"r"});
   EXPECT_EQ(Setting(command, "plm"), "isolated");
+  EXPECT_EQ(Setting(command, "regx"), "naive");
   EXPECT_EQ(Setting(command, "btl"), "self,vader");
   EXPECT_EQ(Setting(command, "oob_tcp_if_include"), "lo");
   EXPECT_EQ(Setting(command, "oob_tcp_dynamic_ipv4_ports"), std::nullopt);

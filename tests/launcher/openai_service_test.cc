@@ -2,6 +2,7 @@
 
 #include <signal.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <fstream>
@@ -144,6 +145,14 @@ TEST(AccessLogTest, WhatCannotBeWrittenIsToldOnce) {
   const std::string said = ::testing::internal::GetCapturedStderr();
   EXPECT_THAT(said, HasSubstr("access log /dev/full: lines are lost: No space left"));
   EXPECT_EQ(std::count(said.begin(), said.end(), '\n'), 1);
+}
+
+// To open it would wait for a reader.
+TEST(AccessLogTest, APipeThatNobodyReadsIsAnError) {
+  const testing::TempDirectory directory;
+  const std::string path = (directory / "pipe").string();
+  ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
+  EXPECT_THAT(std::string(AccessLog::Open(path).status().message()), HasSubstr(path));
 }
 
 // As on a disk with room for one line and a half.
