@@ -14,6 +14,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "kernels/base/status_macros.h"
+#include "launcher/base/host_name.h"
 
 namespace lockstep {
 
@@ -32,8 +34,21 @@ std::optional<fs::path> FindProgram(std::initializer_list<const char*> names) {
 }
 
 absl::StatusOr<fs::path> FindMpirun() {
-  if (const auto found = FindProgram({"mpirun.openmpi", "mpirun"})) return *found;
-  return absl::NotFoundError("mpirun is not installed; on Debian: apt-get install openmpi-bin");
+  const auto found = FindProgram({"mpirun.openmpi", "mpirun"});
+  if (!found) {
+    return absl::NotFoundError("mpirun is not installed; on Debian: apt-get install openmpi-bin");
+  }
+  RETURN_IF_ERROR(CheckMpiHostName(SystemHostName()));
+  return *found;
+}
+
+absl::Status CheckMpiHostName(absl::string_view name) {
+  constexpr size_t kMostCharacters = 56;  // found by trying; 4.1.4
+  const size_t length = std::min(name.find('.'), name.size());
+  if (length <= kMostCharacters) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "mpirun cannot run on a host whose name has ", length, " characters, the most are ",
+      kMostCharacters, ": give ", name, " a shorter one (hostname NAME)"));
 }
 
 namespace {

@@ -20,8 +20,12 @@ namespace lockstep {
 
 // The first of these programs that is on $PATH.
 std::optional<std::filesystem::path> FindProgram(std::initializer_list<const char*> names);
-// mpirun.openmpi or mpirun on $PATH. NOT_FOUND saying how to install it.
+// mpirun.openmpi or mpirun on $PATH. NOT_FOUND saying how to install it; FAILED_PRECONDITION where
+// it could not run.
 absl::StatusOr<std::filesystem::path> FindMpirun();
+// FAILED_PRECONDITION for a host's name that mpirun cannot take: Open MPI 4.1 dies ("stack smashing
+// detected") where it has more than 56 characters before its first dot.
+absl::Status CheckMpiHostName(absl::string_view name);
 
 // For JobSpec: of SIGTERM, if it comes while it starts its ranks, Open MPI 4.1's mpirun hangs now
 // and then, and stays with the ranks that it has. Without it ranks end by themselves

@@ -33,6 +33,19 @@ class MpiCommandTest : public ::testing::Test {
   }
 };
 
+TEST(MpiHostNameTest, ThoseThatMpirunDiesOfAreRefused) {
+  const std::string longest(56, 'a');
+  EXPECT_TRUE(CheckMpiHostName("laptop").ok());
+  EXPECT_TRUE(CheckMpiHostName(longest).ok());
+  EXPECT_TRUE(CheckMpiHostName(longest + ".example.org").ok());
+  for (const std::string& name : {longest + "a", longest + "a.example.org"}) {
+    const absl::Status status = CheckMpiHostName(name);
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr("57 characters, the most are 56: give " + name));
+  }
+}
+
 TEST(JobEnvironmentTest, LeavesOutAnEnclosingLaunch) {
   ::setenv("OMPI_COMM_WORLD_RANK", "3", 1);
   ::setenv("LOCKSTEP_TEST_VARIABLE", "kept", 1);
