@@ -11,6 +11,7 @@
 #include "launcher/base/descriptor_limit.h"
 #include "launcher/cli/add_command.h"
 #include "launcher/cli/foreign_flags.h"
+#include "launcher/cli/grpc_log.h"
 #include "launcher/cli/values.h"
 
 namespace lockstep {
@@ -64,8 +65,7 @@ void OpenStandardStreams() {
 int Main(int argc, char** argv) {
   OpenStandardStreams();
   RaiseDescriptorLimit();
-  // gRPC's own log lines repeat, at length, what our errors say; GRPC_VERBOSITY=error shows them.
-  ::setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);
+  QuietGrpc();
   CLI::App program("Lockstep serves Llama-class models from tensor and pipeline parallel ranks.",
                    "lockstep");
   program.set_version_flag("--version", std::string("lockstep ") + Version());
