@@ -12,7 +12,7 @@ packages=(
   # controller, ranks and clients
   libgrpc++-dev libssl-dev protobuf-compiler protobuf-compiler-grpc libprotobuf-dev libabsl-dev
   libopenmpi-dev openmpi-bin libboost-dev libcli11-dev libfmt-dev nlohmann-json3-dev libpcre2-dev
-  libutf8proc-dev prometheus-cpp-dev
+  libutf8proc-dev libxxhash-dev prometheus-cpp-dev
   # tests
   libgtest-dev libgmock-dev libbenchmark-dev clang-format
   libboost-context-dev

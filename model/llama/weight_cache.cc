@@ -155,16 +155,18 @@ int64_t WeightBytesToCome(const WeightSource& source, const Backend& backend,
   return std::max<int64_t>(0, weight_bytes - WeightFile::BytesInMemory(path));
 }
 
-absl::StatusOr<std::unique_ptr<WeightFile>> OpenWeightFile(const WeightSource& source,
-                                                           const Backend& backend) {
+absl::StatusOr<OpenedWeights> OpenWeightFile(const WeightSource& source, const Backend& backend,
+                                             bool packed_is_damaged) {
   ASSIGN_OR_RETURN(const std::string key, WeightKey(source, backend));
   const std::filesystem::path packed = PackedPath(source, key);
   const auto notice = [&](const std::string& text) {
     if (source.on_notice != nullptr) source.on_notice(text);
   };
-  if (WeightFile::IsComplete(packed, key)) {
+  if (packed_is_damaged) {
+    // told by whoever has found it so
+  } else if (WeightFile::IsComplete(packed, key)) {
     auto file = WeightFile::OpenComplete(packed, key, OwnerOf(source.checkpoint));
-    if (file.ok()) return file;
+    if (file.ok()) return OpenedWeights{*std::move(file), /*is_packed_ahead=*/true};
     notice(std::string(file.status().message()));
   } else if (::faccessat(AT_FDCWD, packed.c_str(), R_OK, AT_EACCESS) != 0 && errno == EACCES) {
     notice(absl::StrCat("weights packed ahead may not be read: ", packed.string(), ": ",
@@ -172,7 +174,8 @@ absl::StatusOr<std::unique_ptr<WeightFile>> OpenWeightFile(const WeightSource& s
   }
   const std::filesystem::path path = WeightPath(source, key);
   RETURN_IF_ERROR(MakePrivateDirectory(path.parent_path()));
-  return WeightFile::Open(path, key, source.on_waiting);
+  ASSIGN_OR_RETURN(auto file, WeightFile::Open(path, key, source.on_waiting));
+  return OpenedWeights{std::move(file)};
 }
 
 }  // namespace lockstep

@@ -36,10 +36,14 @@ void ShareWithReaders(const Checkpoint& checkpoint, const std::filesystem::path&
 
 // Whether a rank's weights are kept in a file.
 bool UsesCache(const WeightSource& source, const Backend& backend);
-// The file, whether it is filled or not: packed ahead, else the cache's. on_notice is told when the
-// first is there and cannot be used. Errors of WeightFile::Open.
-absl::StatusOr<std::unique_ptr<WeightFile>> OpenWeightFile(const WeightSource& source,
-                                                           const Backend& backend);
+// The file, whether it is filled or not: packed ahead, unless that is damaged, else the cache's.
+// on_notice is told when the first is there and cannot be used. Errors of WeightFile::Open.
+struct OpenedWeights {
+  std::unique_ptr<WeightFile> file;
+  bool is_packed_ahead = false;
+};
+absl::StatusOr<OpenedWeights> OpenWeightFile(const WeightSource& source, const Backend& backend,
+                                             bool packed_is_damaged);
 
 // How much memory LoadStageWeights would take for so many bytes of weights: none where the cache
 // has them, less what another process that packs them has packed by now of a file in memory.

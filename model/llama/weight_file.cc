@@ -20,6 +20,7 @@
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/text_file.h"
+#include "model/llama/weight_digest.h"
 #include "model/llama/weight_file_header.h"
 
 namespace lockstep {
@@ -30,7 +31,7 @@ namespace fs = std::filesystem;
 constexpr int64_t kPage = 4096;
 constexpr int64_t kHugePage = int64_t{2} << 20;
 constexpr int64_t kMaxRegionsEnd = int64_t{1} << 60;
-constexpr int64_t kPopulateBytes = int64_t{16} << 20;
+constexpr int64_t kPieceBytes = int64_t{16} << 20;  // that digests are made of
 constexpr int kMaxLockTries = 250;
 constexpr auto kLockInterval = std::chrono::milliseconds(10);
 #ifndef MADV_POPULATE_READ
@@ -76,10 +77,14 @@ void* MapAligned(int fd, int64_t offset, int64_t bytes, int access) {
   return data;
 }
 
-void TouchPages(const char* data, int64_t bytes) {
-  for (int64_t at = 0; at < bytes; at += kPage) {
+// False when they cannot be read, whose use would end the process (SIGBUS).
+bool MapPages(char* data, int64_t bytes) {
+  if (::madvise(data, static_cast<size_t>(bytes), MADV_POPULATE_READ) == 0) return true;
+  if (errno == EFAULT || errno == EHWPOISON) return false;
+  for (int64_t at = 0; at < bytes; at += kPage) {  // an older kernel
     static_cast<void>(*static_cast<const volatile char*>(data + at));
   }
+  return true;
 }
 
 }  // namespace
@@ -136,7 +141,7 @@ absl::StatusOr<std::unique_ptr<WeightFile>> WeightFile::Open(const fs::path& pat
     return absl::FailedPreconditionError(
         absl::StrCat(path.string(), ": is no file of packed weights"));
   }
-  std::unique_ptr<WeightFile> file(new WeightFile(handle, key));
+  std::unique_ptr<WeightFile> file(new WeightFile(handle, path, key));
   const absl::Status locked = file->Lock(on_waiting);
   if (!locked.ok()) return InFile(path, locked);
   return file;
@@ -159,7 +164,7 @@ absl::StatusOr<std::unique_ptr<WeightFile>> WeightFile::OpenComplete(const fs::p
                      ": must be a regular file of this user, root or the "
                      "checkpoint's owner that others cannot write"));
   }
-  std::unique_ptr<WeightFile> file(new WeightFile(handle, key));
+  std::unique_ptr<WeightFile> file(new WeightFile(handle, path, key));
   if (!handle->Lock(LOCK_SH)) return Unavailable("flock");
   if ((file->is_complete_ = file->ReadHeader())) return file;
   return absl::FailedPreconditionError(absl::StrCat(path.string(), ": is not complete"));
@@ -221,6 +226,7 @@ bool WeightFile::ReadHeader() {
   const auto file = ReadWeightFileHeader(handle_->fd(), key_);
   if (!file.has_value()) return false;
   file_bytes_ = file->bytes;
+  digest_ = file->digest;
   if (!file->is_synced) handle_->SyncInBackground();
   return true;
 }
@@ -245,7 +251,7 @@ absl::StatusOr<DeviceBuffer> WeightFile::Take(int64_t bytes) {
   }
   if (is_complete_ && offset + bytes > file_bytes_) {
     return absl::DataLossError(
-        absl::StrCat("the file has ", file_bytes_, " bytes, needed are ", offset + bytes));
+        absl::StrCat(path_.string(), " has ", file_bytes_, " bytes, needed are ", offset + bytes));
   }
   if (!is_complete_) RETURN_IF_ERROR(Reserve(offset, bytes));
   const int access = is_complete_ ? PROT_READ : PROT_READ | PROT_WRITE;
@@ -268,14 +274,22 @@ void WeightFile::ShowProgress() const {
   ::futimens(handle_->fd(), nullptr);  // to now
 }
 
-absl::Status WeightFile::Finish() {
+absl::Status WeightFile::Finish(int num_threads) {
   LS_CHECK(!is_complete_);
   for (const Region& region : regions_) {
     ::mprotect(region.data, static_cast<size_t>(region.bytes), PROT_READ);
   }
+  if (LiesOnDisk(handle_->fd())) {
+    WeightDigest digest;
+    ForPieces(kPieceBytes, num_threads, [&](const Region& piece) {
+      ShowProgress();
+      digest.Add(piece.data, piece.bytes, piece.offset);
+    });
+    digest_ = digest.value();
+  }
   std::vector<std::pair<int64_t, int64_t>> places;
   for (const Region& region : regions_) places.emplace_back(region.offset, region.bytes);
-  const std::string text = WeightFileHeaderText(key_, places);
+  const std::string text = WeightFileHeaderText(key_, places, digest_);
   if (static_cast<int64_t>(text.size()) > kMaxHeaderTextBytes) {
     return absl::ResourceExhaustedError(absl::StrCat("the file's header has ", text.size(),
                                                      " bytes, the limit is ", kMaxHeaderTextBytes));
@@ -304,15 +318,32 @@ void WeightFile::MakeHugePages(int num_threads) const {
   });
 }
 
-void WeightFile::Populate(int num_threads, const LoadProgress& progress) const {
+absl::Status WeightFile::Populate(int num_threads, const LoadProgress& progress) const {
   std::atomic<int64_t> done{0};
-  ForPieces(kPopulateBytes, num_threads, [&](const Region& piece) {
+  std::atomic<bool> is_unreadable{false};
+  WeightDigest digest;
+  ForPieces(kPieceBytes, num_threads, [&](const Region& piece) {
     ::posix_fadvise(handle_->fd(), piece.offset, piece.bytes, POSIX_FADV_WILLNEED);
-    const auto bytes = static_cast<size_t>(piece.bytes);
-    if (::madvise(piece.data, bytes, MADV_POPULATE_READ) != 0) TouchPages(piece.data, piece.bytes);
+    if (!MapPages(piece.data, piece.bytes)) {
+      is_unreadable = true;
+      return;
+    }
+    if (digest_.has_value()) digest.Add(piece.data, piece.bytes, piece.offset);
     const int64_t so_far = done.fetch_add(piece.bytes) + piece.bytes;
     if (progress != nullptr) progress(so_far, TotalBytes());
   });
+  if (is_unreadable) return absl::DataLossError(absl::StrCat(path_.string(), " cannot be read"));
+  if (!digest_.has_value() || digest.value() == *digest_) return absl::OkStatus();
+  return absl::DataLossError(
+      absl::StrCat(path_.string(), " is damaged: its weights have the digest ",
+                   absl::Hex(digest.value(), absl::kZeroPad16), ", were written with ",
+                   absl::Hex(*digest_, absl::kZeroPad16)));
+}
+
+void WeightFile::Remove() const {
+  struct stat mine, named;
+  if (::fstat(handle_->fd(), &mine) != 0 || ::stat(path_.c_str(), &named) != 0) return;
+  if (mine.st_dev == named.st_dev && mine.st_ino == named.st_ino) ::unlink(path_.c_str());
 }
 
 int64_t WeightFile::TotalBytes() const {

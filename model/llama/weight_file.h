@@ -5,11 +5,12 @@
 // backend can make sense of the bytes: tensors "region.N" of U8 in the order in which they were
 // taken, each on pages of its own from the third MiB on ("region.N.before" is the room between),
 // and metadata: format, key (what the weights are of and how they are packed, in text), boot_id,
-// synced ("1": on the disk). Within a region bytes lie as Backend::WeightLayout says. Who fills it
-// holds an exclusive lock, who uses it a shared one, so that a second rank waits for the first,
-// whose progress shows in the time of the last change; locks end with their process. A file that
-// was not finished, is of other weights, or may have lost pages in a crash of the machine (written
-// in another boot and never synced) is filled anew.
+// synced ("1": on the disk), digest (of the regions, of a file on a disk). Within a region bytes
+// lie as Backend::WeightLayout says. Who fills it holds an exclusive lock, who uses it a shared
+// one, so that a second rank waits for the first, whose progress shows in the time of the last
+// change; locks end with their process. A file that was not finished, is of other weights, or may
+// have lost pages in a crash of the machine (written in another boot and never synced) is filled
+// anew. What a disk gives back is compared with its digest.
 //
 // Used by one thread, but for Populate's own.
 #pragma once
@@ -21,6 +22,7 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -66,14 +68,17 @@ class WeightFile {
   void ShowProgress() const;
   // All regions are filled: others may use them, nobody may write them. What lies on a disk is
   // synced in the background.
-  absl::Status Finish();
+  absl::Status Finish(int num_threads);
   // Instead of Finish, when they will not be filled: gives their room back. No region may be used
   // after it.
   void Discard();
   // Before the regions are filled: lays what is kept in memory on huge pages.
   void MakeHugePages(int num_threads) const;
-  // Maps the pages of all regions, reading what is not in memory.
-  void Populate(int num_threads, const LoadProgress& progress) const;
+  // Maps the pages of all regions, reading what is not in memory. DATA_LOSS when they cannot be
+  // read, or are not what was written.
+  absl::Status Populate(int num_threads, const LoadProgress& progress) const;
+  // Of a damaged one: that nobody opens it again. Whoever has done so keeps what is mapped.
+  void Remove() const;
 
  private:
   class Handle;  // descriptor, lock and background sync, shared with the regions
@@ -83,8 +88,8 @@ class WeightFile {
     int64_t bytes;
   };
 
-  WeightFile(std::shared_ptr<Handle> handle, std::string key)
-      : handle_(std::move(handle)), key_(std::move(key)) {}
+  WeightFile(std::shared_ptr<Handle> handle, std::filesystem::path path, std::string key)
+      : handle_(std::move(handle)), path_(std::move(path)), key_(std::move(key)) {}
   absl::Status Lock(const FillerProgress& on_waiting);
   absl::Status LockShared(const FillerProgress& on_waiting) const;
   bool ReadHeader();
@@ -94,10 +99,12 @@ class WeightFile {
                  const std::function<void(const Region&)>& body) const;
 
   std::shared_ptr<Handle> handle_;
+  const std::filesystem::path path_;
   std::string key_;
   bool is_complete_ = false;
   int64_t file_bytes_ = 0;  // of a complete file
-  int64_t end_ = 0;         // of the regions so far
+  std::optional<uint64_t> digest_;
+  int64_t end_ = 0;  // of the regions so far
   std::vector<Region> regions_;
   mutable std::atomic<int64_t> last_shown_{0};  // in tenths of a second of steady_clock
 };

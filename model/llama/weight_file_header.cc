@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "absl/strings/escaping.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "kernels/base/boot_id.h"
@@ -18,7 +19,7 @@ namespace {
 // safetensors: the number of bytes of a JSON object, the object, the tensors' bytes. The object
 // begins alike in all files of ours, so that the digit of `synced` has its place.
 constexpr int64_t kLengthBytes = 8;
-constexpr std::string_view kBegin = R"({"__metadata__":{"format":"lockstep-packed-2","synced":")";
+constexpr std::string_view kBegin = R"({"__metadata__":{"format":"lockstep-packed-3","synced":")";
 constexpr int64_t kSyncedOffset = kLengthBytes + static_cast<int64_t>(kBegin.size());
 static_assert(kMaxHeaderTextBytes == kWeightFileHeaderBytes - kLengthBytes);
 
@@ -56,8 +57,12 @@ nlohmann::ordered_json TensorsJson(const std::vector<std::pair<int64_t, int64_t>
 // Tensors' offsets count from the end of the text, and have
 // the more digits the shorter it is: with those of an empty one it is long enough for its own.
 std::string WeightFileHeaderText(const std::string& key,
-                                 const std::vector<std::pair<int64_t, int64_t>>& regions) {
-  const nlohmann::ordered_json rest = {{"boot_id", BootId()}, {"key", KeyText(key)}};
+                                 const std::vector<std::pair<int64_t, int64_t>>& regions,
+                                 std::optional<uint64_t> digest) {
+  const nlohmann::ordered_json rest = {
+      {"boot_id", BootId()},
+      {"digest", digest.has_value() ? absl::StrFormat("%016x", *digest) : ""},
+      {"key", KeyText(key)}};
   const std::string begin = absl::StrCat(std::string(kBegin), "0\",", rest.dump().substr(1), ",");
   const auto text = [&](int64_t length) {
     return begin + TensorsJson(regions, kLengthBytes + length).dump().substr(1);
@@ -96,7 +101,10 @@ std::optional<UsableWeightFile> ReadWeightFileHeader(int fd, const std::string& 
   const std::string boot_id = BootId();
   const bool is_of_this_boot = !boot_id.empty() && metadata.value("boot_id", "") == boot_id;
   if (!is_synced && !is_of_this_boot) return std::nullopt;
-  return UsableWeightFile{info.st_size, is_synced};
+  UsableWeightFile file{.bytes = info.st_size, .is_synced = is_synced, .digest = std::nullopt};
+  uint64_t digest = 0;
+  if (absl::SimpleHexAtoi(metadata.value("digest", ""), &digest)) file.digest = digest;
+  return file;
 }
 
 bool MayBeWeightFile(int fd) {

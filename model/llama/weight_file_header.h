@@ -16,9 +16,10 @@ constexpr int64_t kWeightFileHeaderBytes = int64_t{2} << 20;
 constexpr int64_t kMaxHeaderTextBytes = kWeightFileHeaderBytes - 8;
 constexpr int64_t kMaxWeightKeyBytes = kWeightFileHeaderBytes / 2;
 
-// regions: (offset in the file, bytes), ascending.
+// regions: (offset in the file, bytes), ascending. digest: of all of them (WeightFile::Digest).
 std::string WeightFileHeaderText(const std::string& key,
-                                 const std::vector<std::pair<int64_t, int64_t>>& regions);
+                                 const std::vector<std::pair<int64_t, int64_t>>& regions,
+                                 std::optional<uint64_t> digest);
 // Of at most kMaxHeaderTextBytes. False with errno when it cannot be written.
 bool WriteWeightFileHeader(int fd, const std::string& text);
 // In the header: the regions are on the disk. False with errno.
@@ -29,6 +30,7 @@ bool NoteThatSynced(int fd);
 struct UsableWeightFile {
   int64_t bytes = 0;
   bool is_synced = false;
+  std::optional<uint64_t> digest;
 };
 std::optional<UsableWeightFile> ReadWeightFileHeader(int fd, const std::string& key);
 

@@ -21,7 +21,7 @@ absl::Status FillFile(WeightFile& file, const WeightSource& source, StageLoader&
   };
   file.MakeHugePages(source.num_threads);
   RETURN_IF_ERROR(loader.Read(progress, stats));
-  return file.Finish();
+  return file.Finish(source.num_threads);
 }
 
 // file: where the weights lie; null: in memory of this process.
@@ -36,7 +36,7 @@ absl::StatusOr<StageWeights> LoadInto(WeightFile* file, const WeightSource& sour
   }
   loader.Count(stats);
   if (file != nullptr && file->is_complete()) {
-    file->Populate(source.num_threads, source.progress);
+    RETURN_IF_ERROR(file->Populate(source.num_threads, source.progress));
     stats.mapped_bytes = stats.weight_bytes;
     return weights;
   }
@@ -71,10 +71,22 @@ DType HeldDType(WeightDType wanted, DType stored, bool holds_f16) {
 
 absl::StatusOr<StageWeights> LoadIntoCache(const WeightSource& source, Backend& backend,
                                            Communicator& tp_group, LoadStats& stats) {
-  ASSIGN_OR_RETURN(const std::unique_ptr<WeightFile> file, OpenWeightFile(source, backend));
-  auto weights = LoadInto(file.get(), source, backend, tp_group, stats);
-  if (!weights.ok()) file->Discard();
-  return weights;
+  // What was packed ahead, and then what the cache has, may be damaged; what this fills is not.
+  constexpr int kMostTries = 3;
+  bool packed_is_damaged = false;
+  for (int tries = 1;; ++tries) {
+    ASSIGN_OR_RETURN(const OpenedWeights opened,
+                     OpenWeightFile(source, backend, packed_is_damaged));
+    auto weights = LoadInto(opened.file.get(), source, backend, tp_group, stats);
+    if (weights.ok()) return weights;
+    opened.file->Discard();
+    if (!absl::IsDataLoss(weights.status()) || tries == kMostTries) return weights;
+    if (source.on_notice != nullptr) {
+      source.on_notice(absl::StrFormat("%s; it is not used", weights.status().message()));
+    }
+    packed_is_damaged |= opened.is_packed_ahead;
+    if (!opened.is_packed_ahead) opened.file->Remove();
+  }
 }
 
 // A cache that cannot be used costs time, not the start.

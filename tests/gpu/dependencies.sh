@@ -13,7 +13,7 @@ esac
 directory=$1
 shared=${LOCKSTEP_SHARED:-$(dirname "$0")/../../../shared}
 packages=(libabsl-dev libabsl20220623 nlohmann-json3-dev libgtest-dev libgmock-dev libcli11-dev libfmt-dev libfmt9
-  libpcre2-dev libpcre2-8-0 libutf8proc-dev libutf8proc2)
+  libpcre2-dev libpcre2-8-0 libutf8proc-dev libutf8proc2 libxxhash-dev)
 mkdir -p "$directory"
 directory=$(realpath "$directory")
 scratch=$(mktemp -d)

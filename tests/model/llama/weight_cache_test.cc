@@ -202,6 +202,50 @@ TEST_F(WeightCacheTest, WeightsPackedAheadAreMapped) {
   EXPECT_EQ(notice_, "");
 }
 
+// Flips a bit of the last region.
+void Damage(const fs::path& directory) {
+  const fs::path file = fs::directory_iterator(directory)->path();
+  std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
+  stream.seekg(-1, std::ios::end);
+  const char last = static_cast<char>(stream.peek() ^ 1);
+  stream.seekp(-1, std::ios::end).put(last);
+  ASSERT_TRUE(stream.good());
+}
+
+TEST_F(WeightCacheTest, DamagedWeightsArePackedAnew) {
+  const std::vector<Outcome> want = Run(cache_);
+  Damage(cache_);
+  EXPECT_TRUE(SameBits(Run(cache_), want));
+  EXPECT_THAT(notice_, HasSubstr("is damaged: "));
+  notice_.clear();
+  const int64_t before = model_.checkpoint().bytes_read();
+  EXPECT_TRUE(SameBits(Run(cache_), want));  // maps what the last run has packed
+  EXPECT_EQ(model_.checkpoint().bytes_read(), before);
+  EXPECT_EQ(notice_, "");
+}
+
+TEST_F(WeightCacheTest, WeightsPackedAheadThatAreDamagedAreNotUsed) {
+  const std::vector<Outcome> want = Run("");
+  const auto backend = options_.make_backend();
+  const auto pack = [&] {
+    return PackWeights(model_.checkpoint(), *ProcessGrid::Create(1, 1), *backend, PackOptions());
+  };
+  ASSERT_TRUE(pack().ok());
+  const fs::path packed = model_.directory() / "packed";
+  Damage(packed);
+  EXPECT_TRUE(SameBits(Run(cache_), want));  // in the cache, those being another's to mend
+  EXPECT_THAT(notice_, HasSubstr("is damaged: "));
+  EXPECT_EQ(NumFiles(), 1);
+  Damage(cache_);
+  EXPECT_TRUE(SameBits(Run(cache_), want));
+  const auto mended = pack();
+  ASSERT_TRUE(mended.ok()) << mended.status();
+  EXPECT_EQ(mended->bytes_before, 0);
+  notice_.clear();
+  EXPECT_TRUE(SameBits(Run(cache_), want));
+  EXPECT_EQ(notice_, "");
+}
+
 TEST_F(WeightCacheTest, WhoWaitsForAnothersPackingAheadIsTold) {
   const auto pack = [&](const PackOptions& options) {
     const auto packed = PackWeights(model_.checkpoint(), *ProcessGrid::Create(1, 1),

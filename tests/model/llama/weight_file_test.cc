@@ -2,6 +2,7 @@
 #include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -45,7 +46,7 @@ class WeightFileTest : public ::testing::Test {
     std::memset(small.data(), c, kSmall);
     std::memset(large.data(), c, kLarge);
     if (!finish) return;
-    ASSERT_TRUE(file->Finish().ok());
+    ASSERT_TRUE(file->Finish(2).ok());
   }
   bool IsFilledWith(char c, const std::string& key = "key") const {
     const auto file = Open(key);
@@ -53,10 +54,11 @@ class WeightFileTest : public ::testing::Test {
     const DeviceBuffer small = *file->Take(kSmall);
     const DeviceBuffer large = *file->Take(kLarge);
     int64_t furthest = 0;
-    file->Populate(1, [&](int64_t done, int64_t total) {
+    const absl::Status populated = file->Populate(1, [&](int64_t done, int64_t total) {
       EXPECT_EQ(total, kSmall + kLarge);
       furthest = std::max(furthest, done);
     });
+    EXPECT_TRUE(populated.ok()) << populated;
     EXPECT_EQ(furthest, kSmall + kLarge);
     return small.as<char>()[0] == c && large.as<char>()[0] == c &&
            large.as<char>()[kLarge - 1] == c;
@@ -113,9 +115,45 @@ TEST_F(WeightFileTest, RegionsOutliveTheObject) {
     const auto file = Open();
     region = *file->Take(kLarge);
     std::memset(region.data(), 'x', kLarge);
-    ASSERT_TRUE(file->Finish().ok());
+    ASSERT_TRUE(file->Finish(2).ok());
   }
   EXPECT_EQ(region.as<char>()[kLarge - 1], 'x');
+}
+
+bool LiesInMemory(const fs::path& directory) {
+  constexpr decltype(statfs::f_type) kTmpfsMagic = 0x01021994;
+  struct statfs info;
+  return ::statfs(directory.c_str(), &info) == 0 && info.f_type == kTmpfsMagic;
+}
+
+// A bit in either region, the room between them not counted; and regions in each other's place.
+TEST_F(WeightFileTest, WhatADiskGivesBackIsComparedWithWhatWasWritten) {
+  if (LiesInMemory(directory_.path())) GTEST_SKIP() << "temporary files lie in memory here";
+  constexpr std::streamoff kFirst = 2 << 20, kSecond = 4 << 20;  // as regions are aligned
+  const auto populate = [this] {
+    const auto file = Open();
+    EXPECT_TRUE(file->is_complete());
+    const DeviceBuffer small = *file->Take(kSmall);
+    const DeviceBuffer large = *file->Take(kLarge);
+    return file->Populate(2, nullptr);
+  };
+  Fill('a');
+  Overwrite(kFirst + kSmall, "b");
+  EXPECT_TRUE(populate().ok());
+  for (const std::streamoff at : {kFirst, kFirst + kSmall - 1, kSecond, kSecond + kLarge - 1}) {
+    Overwrite(at, "b");
+    const absl::Status damaged = populate();
+    EXPECT_EQ(damaged.code(), absl::StatusCode::kDataLoss) << at;
+    EXPECT_THAT(std::string(damaged.message()), HasSubstr(path_.string() + " is damaged"));
+    Overwrite(at, "a");
+    EXPECT_TRUE(populate().ok());
+  }
+  const auto file = Open();
+  file->Remove();
+  EXPECT_FALSE(fs::exists(path_));
+  Fill('b');
+  file->Remove();  // another file of that name
+  EXPECT_TRUE(IsFilledWith('b'));
 }
 
 TEST_F(WeightFileTest, WhatCannotBeTrustedIsPackedAnew) {
@@ -204,7 +242,7 @@ TEST_F(WeightFileTest, OneFillsAndTheOthersWait) {
       if (!file->is_complete()) {
         ++num_fillers;
         std::memset(region.data(), 'q', kLarge);
-        EXPECT_TRUE(file->Finish().ok());
+        EXPECT_TRUE(file->Finish(2).ok());
       }
       EXPECT_EQ(region.as<char>()[kLarge - 1], 'q');
     });
@@ -228,7 +266,7 @@ TEST_F(WeightFileTest, WhoWaitsSeesTheFillersProgress) {
   EXPECT_EQ(num_told, 1);
   filler->ShowProgress();
   while (num_told == 1) std::this_thread::sleep_for(milliseconds(1));
-  EXPECT_TRUE(filler->Finish().ok());
+  EXPECT_TRUE(filler->Finish(2).ok());
   waiting.join();
 }
 
