@@ -21,6 +21,10 @@ std::string_view TorchDTypeName(DType dtype) {
   return "?";
 }
 
+nlohmann::ordered_json ScalingJson(const LinearRopeScaling& scaling) {
+  return {{"rope_type", "linear"}, {"factor", scaling.factor}};
+}
+
 nlohmann::ordered_json ScalingJson(const Llama3RopeScaling& scaling) {
   return {
       {"rope_type", "llama3"},

@@ -19,6 +19,10 @@ std::vector<double> Frequencies(int64_t head_dim, double theta) {
   return frequencies;
 }
 
+void Scale(const LinearRopeScaling& scaling, const RopeShape&, std::vector<double>& frequencies) {
+  for (double& frequency : frequencies) frequency /= scaling.factor;
+}
+
 // Long wavelengths are stretched by factor, short ones are kept, those between are blended. Source:
 // apply_scaling in Meta's llama-models (models/llama3/model.py), _compute_llama3_parameters in
 // transformers (modeling_rope_utils.py).

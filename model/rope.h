@@ -8,6 +8,12 @@
 
 namespace lockstep {
 
+// Every position is divided by a factor (Chen, Wong, Chen, Tian: Extending Context Window of Large
+// Language Models via Positional Interpolation, 2023; rope_type "linear").
+struct LinearRopeScaling {
+  double factor = 1.0;
+};
+
 // Frequency-dependent RoPE interpolation of Llama 3.1 (config.json, rope_scaling of rope_type
 // "llama3").
 struct Llama3RopeScaling {
@@ -33,7 +39,7 @@ struct YarnRopeScaling {
 // What YaRN makes attention_factor where a file does not say: 0.1 ln(factor) mscale + 1.
 double YarnAttentionFactor(double factor, double mscale = 1.0);
 
-using RopeScaling = std::variant<Llama3RopeScaling, YarnRopeScaling>;
+using RopeScaling = std::variant<LinearRopeScaling, Llama3RopeScaling, YarnRopeScaling>;
 
 struct RopeShape {
   int64_t head_dim = 0;  // even

@@ -31,6 +31,12 @@ absl::StatusOr<std::optional<int64_t>> ParseOriginal(const Fields& fields,
   return outer.has_value() ? outer : inner;
 }
 
+absl::StatusOr<RopeScaling> ParseLinearScaling(const Fields& fields) {
+  ASSIGN_OR_RETURN(const auto factor, fields.OptionalNumber("factor", 1.0, 1e6));
+  if (factor.has_value()) return LinearRopeScaling{*factor};
+  return absl::InvalidArgumentError(absl::StrCat(fields.Path("factor"), " is missing"));
+}
+
 absl::StatusOr<RopeScaling> ParseLlama3Scaling(const Fields& fields,
                                                std::optional<int64_t> outer_original) {
   Llama3RopeScaling scaling;
@@ -147,13 +153,16 @@ absl::Status ParseRopeObject(const std::string& name, const json& object,
     return absl::InvalidArgumentError("rope_scaling.rope_type is missing");
   }
   if (type == nullptr || *type == "default") return absl::OkStatus();
-  if (*type == "llama3") {
+  if (*type == "linear") {
+    ASSIGN_OR_RETURN(config.rope_scaling, ParseLinearScaling(fields));
+  } else if (*type == "llama3") {
     ASSIGN_OR_RETURN(config.rope_scaling, ParseLlama3Scaling(fields, outer_original));
   } else if (*type == "yarn") {
     ASSIGN_OR_RETURN(config.rope_scaling,
                      ParseYarn(fields, config.max_position_embeddings, outer_original));
   } else {
-    return FieldError(fields.Path("rope_type"), *type, "\"default\", \"llama3\", \"yarn\"");
+    return FieldError(fields.Path("rope_type"), *type,
+                      "\"default\", \"linear\", \"llama3\", \"yarn\"");
   }
   return absl::OkStatus();
 }

@@ -1,6 +1,7 @@
 // Field names: QuantizationConfig of the compressed-tensors package (quantization/quant_config.py,
-// quant_args.py; transform/transform_config.py); FbgemmFp8Config, GPTQConfig and AwqConfig of
-// transformers (utils/quantization_config.py).
+// quant_args.py; transform/transform_config.py); FbgemmFp8Config, FineGrainedFP8Config, GPTQConfig
+// and AwqConfig of transformers (utils/quantization_config.py); AutoFP8's of "fp8" without blocks;
+// ModelOpt's unified export (modelopt/torch/export: quant_utils.py, convert_hf_config.py).
 #include "model/stored_quantization.h"
 
 #include <algorithm>
@@ -80,13 +81,35 @@ absl::StatusOr<StoredQuantization> ParsePacked(const json& weights, const std::s
   return stored;
 }
 
+// [rows, columns] of a block.
+absl::StatusOr<StoredQuantization> Float8Blocks(const json& shape, const std::string& field,
+                                                const std::string& name) {
+  const auto size = [&](size_t i) {
+    return shape.is_array() && shape.size() == 2 ? IntegerIn(shape[i], 1, kMaxGroup) : std::nullopt;
+  };
+  if (!size(0) || !size(1)) {
+    return Unsupported(field, shape, absl::StrCat("two integers in [1, ", kMaxGroup, "]"));
+  }
+  StoredQuantization stored;
+  stored.method = Method::kFloat8Blocks;
+  stored.block_rows = *size(0);
+  stored.group_size = *size(1);
+  stored.name =
+      absl::StrCat(name, ", FP8 in blocks of ", stored.block_rows, " x ", stored.group_size);
+  return stored;
+}
+
 absl::StatusOr<StoredQuantization> ParseFloat8(const json& weights, const std::string& prefix) {
   if (At(weights, {"num_bits"}) != json(8)) {
     return Unsupported(prefix + "num_bits", At(weights, {"num_bits"}), "8");
   }
   const json strategy = At(weights, {"strategy"});
+  if (strategy == "block") {
+    return Float8Blocks(At(weights, {"block_structure"}), prefix + "block_structure",
+                        "compressed-tensors float-quantized");
+  }
   if (strategy != "channel" && strategy != "tensor") {
-    return Unsupported(prefix + "strategy", strategy, "\"channel\", \"tensor\"");
+    return Unsupported(prefix + "strategy", strategy, "\"channel\", \"tensor\", \"block\"");
   }
   StoredQuantization stored;
   stored.method = Method::kFloat8;
@@ -205,26 +228,70 @@ absl::StatusOr<StoredQuantization> ParseFbgemm(const json& config) {
   return stored;
 }
 
+// Scales have names of their own (checkpoint/foreign_sources.h), but multiply like all others.
+absl::StatusOr<StoredQuantization> ParseFp8(const json& config) {
+  if (const json format = At(config, {"fmt"}); !format.is_null() && format != "e4m3") {
+    return Unsupported("fmt", format, "\"e4m3\"");
+  }
+  const json blocks = At(config, {"weight_block_size"});
+  if (!blocks.is_null()) return Float8Blocks(blocks, "weight_block_size", "fp8");
+  StoredQuantization stored;
+  stored.method = Method::kFloat8;
+  stored.name = "FP8 with a scale per matrix";
+  return stored;
+}
+
+// What ModelOpt writes into a file of its own lies in "quantization" there.
+const json& ModelOptFields(const json& config) {
+  const auto inner = config.find("quantization");
+  return inner != config.end() && inner->is_object() ? *inner : config;
+}
+
+absl::StatusOr<StoredQuantization> ParseModelOpt(const json& config) {
+  const json algorithm = At(ModelOptFields(config), {"quant_algo"});
+  const bool is_per_row = algorithm == "FP8_PER_CHANNEL_PER_TOKEN";
+  if (!is_per_row && algorithm != "FP8") {
+    return Unsupported("quant_algo", algorithm, "\"FP8\", \"FP8_PER_CHANNEL_PER_TOKEN\"");
+  }
+  StoredQuantization stored;
+  stored.method = Method::kFloat8;
+  stored.name = absl::StrCat("ModelOpt, FP8 with a scale per ", is_per_row ? "row" : "matrix");
+  return stored;
+}
+
 absl::StatusOr<StoredQuantization> ParseMethod(const json& config) {
   const json method = At(config, {"quant_method"});
   if (method == "compressed-tensors") return ParseCompressedTensors(config);
   if (method == "gptq") return ParseGptq(config);
   if (method == "awq") return ParseAwq(config);
   if (method == "fbgemm_fp8") return ParseFbgemm(config);
+  if (method == "fp8") return ParseFp8(config);
+  if (method == "modelopt") return ParseModelOpt(config);
   return Unsupported("quant_method", method.is_null() ? config : method,
-                     "\"compressed-tensors\", \"fbgemm_fp8\", \"gptq\", \"awq\"");
+                     "\"compressed-tensors\", \"fbgemm_fp8\", \"fp8\", \"modelopt\", \"gptq\", "
+                     "\"awq\"");
+}
+
+// Modules that are not converted go by one of these names.
+std::vector<const char*> SparingFields(const json& method) {
+  if (method == "compressed-tensors") return {"ignore"};
+  if (method == "modelopt") return {"ignore", "exclude_modules"};
+  return {"modules_to_not_convert", "ignored_layers"};
 }
 
 absl::StatusOr<SparedMatrices> ParseSpared(const json& config, int64_t num_layers) {
-  const bool is_ours = At(config, {"quant_method"}) == "compressed-tensors";
-  const char* const field = is_ours ? "ignore" : "modules_to_not_convert";
-  const json listed = At(config, {field});
-  if (listed.is_null()) return SparedMatrices();
-  const auto is_string = [](const json& name) { return name.is_string(); };
-  if (!listed.is_array() || !std::all_of(listed.begin(), listed.end(), is_string)) {
-    return Unsupported(field, listed, "a list of modules' names");
+  const json method = At(config, {"quant_method"});
+  const json& fields = method == "modelopt" ? ModelOptFields(config) : config;
+  for (const char* const field : SparingFields(method)) {
+    const json listed = At(fields, {field});
+    if (listed.is_null()) continue;
+    const auto is_string = [](const json& name) { return name.is_string(); };
+    if (!listed.is_array() || !std::all_of(listed.begin(), listed.end(), is_string)) {
+      return Unsupported(field, listed, "a list of modules' names");
+    }
+    return SparedMatrices(listed.get<std::vector<std::string>>(), num_layers);
   }
-  return SparedMatrices(listed.get<std::vector<std::string>>(), num_layers);
+  return SparedMatrices();
 }
 
 }  // namespace

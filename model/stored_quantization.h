@@ -2,9 +2,10 @@
 // they are. Pure; any thread.
 //
 // Read: compressed-tensors' "pack-quantized" (symmetric 4- and 8-bit groups, as `lockstep model
-// quantize` writes it, too) and "float-quantized" (FP8), fbgemm_fp8, GPTQ and AWQ. What they say of
-// activations is not followed, ours being kept as Backend::Linear says, but for fbgemm_fp8's bound;
-// transforms of activations are refused.
+// quantize` writes it, too) and "float-quantized" (FP8), fbgemm_fp8, "fp8" (transformers', as Qwen3
+// and Mistral come), FP8 of NVIDIA's ModelOpt, GPTQ and AWQ. What they say of activations and of
+// the KV cache is not followed, ours being kept as Backend::Linear says, but for fbgemm_fp8's
+// bound; transforms of activations are refused.
 #pragma once
 
 #include <cstdint>
@@ -19,10 +20,12 @@
 namespace lockstep {
 
 struct StoredQuantization {
-  enum class Method : uint8_t { kPacked, kFloat8, kGptq, kAwq };
+  // kFloat8: a scale per row, or one for the matrix; kFloat8Blocks: one per block of it.
+  enum class Method : uint8_t { kPacked, kFloat8, kFloat8Blocks, kGptq, kAwq };
   Method method = Method::kPacked;
   int bits = 8;
   int64_t group_size = 0;  // along in_features; 0: a scale for the whole row
+  int64_t block_rows = 0;  // of kFloat8Blocks, whose columns are group_size
   int zero_offset = 0;     // GPTQ's first format takes 1 from each of a word's zero points
   SparedMatrices spared;   // which of the layers' are not quantized
   // fbgemm_fp8's activation_scale_ub (LinearShape), of products by the matrices that are in FP8.
@@ -30,6 +33,7 @@ struct StoredQuantization {
   std::string json;  // as config.json has it
   std::string name;  // for messages: "compressed-tensors pack-quantized, int4 in groups of 32"
 
+  // In FP8 as GPUs multiply it, a scale to each output.
   bool is_float8() const { return method == Method::kFloat8; }
   // Ours, if the weights are in its format and can be taken as they are.
   Quantization native() const {

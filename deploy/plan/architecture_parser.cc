@@ -166,15 +166,12 @@ absl::Status ReadStoredWeights(const json& config, Architecture& model) {
   const json* quantization = Find(config, "quantization_config");
   if (quantization == nullptr) quantization = Find(config, "compression_config");
   if (quantization == nullptr || !quantization->is_object()) return absl::OkStatus();
-  if (quantization->value("quant_method", json()) == json("fp8")) {  // DeepSeek-V3's blocks
-    model.stored_weights = "fp8";
-    return absl::OkStatus();
-  }
   ASSIGN_OR_RETURN(const StoredQuantization stored,
                    ParseStoredQuantization(*quantization, model.num_layers));
-  model.stored_weights = stored.is_float8() ? Float8Format(stored, model.num_layers)
-                         : stored.bits == 8 ? "int8"
-                                            : "int4";
+  const bool in_blocks = stored.method == StoredQuantization::Method::kFloat8Blocks;
+  model.stored_weights = stored.is_float8() || in_blocks ? Float8Format(stored, model.num_layers)
+                         : stored.bits == 8              ? "int8"
+                                                         : "int4";
   return absl::OkStatus();
 }
 

@@ -13,6 +13,7 @@
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/text_file.h"
+#include "model/checkpoint/config_text.h"
 #include "model/checkpoint/nearest_name.h"
 #include "model/json/strict_json.h"
 
@@ -171,7 +172,7 @@ absl::StatusOr<Model> LoadModel(const std::string& name_or_path) {
         absl::StrCat(unknown.message(), ", or the path of a config.json or its directory"));
   }
   if (std::filesystem::is_directory(path, error)) path /= "config.json";
-  ASSIGN_OR_RETURN(const std::string text, ReadTextFile(path));
+  ASSIGN_OR_RETURN(const std::string text, ReadConfigText(path));
   auto architecture = ParseArchitecture(text);
   if (!architecture.ok()) return InFile(path, architecture.status());
   std::string name = std::filesystem::absolute(path).parent_path().filename().string();

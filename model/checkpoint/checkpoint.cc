@@ -13,6 +13,7 @@
 #include "absl/strings/str_join.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/text_file.h"
+#include "model/checkpoint/config_text.h"
 #include "model/json/strict_json.h"
 #include "model/stable_hash.h"
 
@@ -139,7 +140,7 @@ absl::StatusOr<WeightMap> ParseIndex(const fs::path& directory, std::string_view
 
 absl::Status Checkpoint::LoadConfigs() {
   ASSIGN_OR_RETURN(const std::string text,
-                   ReadTextFile(directory_ / "config.json", kMaxConfigBytes));
+                   ReadConfigText(directory_ / "config.json", kMaxConfigBytes));
   absl::StatusOr<ModelConfig> config = ParseModelConfig(text);
   if (!config.ok()) return InFile(directory_, config.status());
   config_ = *std::move(config);

@@ -22,9 +22,10 @@ namespace lockstep {
 
 class Checkpoint {
  public:
-  // Reads config.json, generation_config.json (optional) and the header of every *.safetensors file
-  // that model.safetensors or model.safetensors.index.json names. NOT_FOUND, INVALID_ARGUMENT (what
-  // is wrong, where); PERMISSION_DENIED or UNAVAILABLE where it cannot be told what is there.
+  // Reads config.json (as ReadConfigText), generation_config.json (optional) and the header of
+  // every *.safetensors file that model.safetensors or model.safetensors.index.json names.
+  // NOT_FOUND, INVALID_ARGUMENT (what is wrong, where); PERMISSION_DENIED or UNAVAILABLE where it
+  // cannot be told what is there.
   static absl::StatusOr<std::unique_ptr<Checkpoint>> Open(const std::filesystem::path& directory);
 
   const std::filesystem::path& directory() const { return directory_; }

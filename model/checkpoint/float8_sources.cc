@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
@@ -11,6 +12,15 @@
 
 namespace lockstep {
 namespace {
+
+// By the name that most have, or DeepSeek's, whose followers have "fp8".
+absl::StatusOr<const TensorInfo*> FindFloat8Scales(const Checkpoint& checkpoint,
+                                                   const MatrixName& matrix) {
+  auto scales = checkpoint.Find(matrix.name + ".weight_scale");
+  if (scales.ok()) return scales;
+  const auto inverse = checkpoint.Find(matrix.name + ".weight_scale_inv");
+  return inverse.ok() ? inverse : scales;
+}
 
 absl::Status NotFinite(const TensorInfo& tensor, int64_t row) {
   return absl::InvalidArgumentError(absl::StrCat("tensor ", Quoted(tensor.name), ", row ", row,
@@ -82,6 +92,27 @@ class Float8Scales final : public RowSource {
 
 }  // namespace
 
+absl::StatusOr<Float8Tensors> FindFloat8(const Checkpoint& checkpoint, const MatrixName& matrix) {
+  Float8Tensors found;
+  ASSIGN_OR_RETURN(found.values, checkpoint.Find(matrix.name + ".weight"));
+  RETURN_IF_ERROR(CheckShape(*found.values, {matrix.rows, matrix.columns}));
+  RETURN_IF_ERROR(CheckStoredDType(*found.values, "F8_E4M3"));
+  ASSIGN_OR_RETURN(found.scales, FindFloat8Scales(checkpoint, matrix));
+  RETURN_IF_ERROR(CheckNumbers(*found.scales));
+  const StoredQuantization& stored = *checkpoint.config().stored;
+  if (stored.method == StoredQuantization::Method::kFloat8Blocks) {
+    RETURN_IF_ERROR(
+        CheckShape(*found.scales, {GroupsOf({0, matrix.rows}, stored.block_rows).size(),
+                                   GroupsOf({0, matrix.columns}, stored.group_size).size()}));
+    return found;
+  }
+  const int64_t count = found.scales->num_bytes / DTypeBytes(*found.scales->dtype);
+  if (count != 1 && found.scales->shape != std::vector<int64_t>{matrix.rows}) {
+    RETURN_IF_ERROR(CheckShape(*found.scales, {matrix.rows, 1}));
+  }
+  return found;
+}
+
 absl::StatusOr<std::vector<std::unique_ptr<RowSource>>> Float8Sources(const Checkpoint& checkpoint,
                                                                       const MatrixName& matrix) {
   ASSIGN_OR_RETURN(const Float8Tensors tensors, FindFloat8(checkpoint, matrix));
@@ -89,6 +120,16 @@ absl::StatusOr<std::vector<std::unique_ptr<RowSource>>> Float8Sources(const Chec
   sources.push_back(std::make_unique<Float8Values>(checkpoint, *tensors.values));
   sources.push_back(std::make_unique<Float8Scales>(checkpoint, *tensors.scales));
   return sources;
+}
+
+float Float8ToFloat(uint8_t bits) {
+  const int exponent = bits >> 3 & 15;
+  const int mantissa = bits & 7;
+  if (exponent == 15 && mantissa == 7) return std::numeric_limits<float>::quiet_NaN();
+  const float magnitude = exponent == 0
+                              ? std::ldexp(static_cast<float>(mantissa), -9)
+                              : std::ldexp(static_cast<float>(8 + mantissa), exponent - 10);
+  return bits >> 7 != 0 ? -magnitude : magnitude;
 }
 
 }  // namespace lockstep

@@ -7,15 +7,14 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cmath>
 #include <cstring>
-#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/host_rows.h"
+#include "model/checkpoint/float8_sources.h"
 #include "model/json/strict_json.h"
 
 namespace lockstep {
@@ -51,12 +50,13 @@ float* ReserveFloats(std::vector<std::byte>& memory, Range rows, Range columns) 
 
 class ScaledRows final : public RowSource {
  public:
-  // scales: [rows][num_groups], each for group columns; or a single one.
+  // scales: [rows / group_rows][num_groups], rounded up, each for group columns; or a single one.
   struct Format {
     int bits = 8;
     bool is_float8 = false;
     int64_t group = 0;
     int64_t num_groups = 1;
+    int64_t group_rows = 1;
   };
   ScaledRows(const Checkpoint& checkpoint, const TensorInfo& values, const TensorInfo& scales,
              const Format& format)
@@ -77,8 +77,9 @@ class ScaledRows final : public RowSource {
     std::byte* stored = ReserveBytes(staging.stored, rows.size() * bytes.size());
     RETURN_IF_ERROR(
         checkpoint_.ReadBytes(values_, rows.begin, rows.end, bytes.begin, bytes.end, stored));
+    const Range scale_rows = GroupsOf(rows, format_.group_rows);
     ASSIGN_OR_RETURN(const std::vector<float> scales,
-                     ReadScales(checkpoint_, scales_, rows, format_.num_groups));
+                     ReadScales(checkpoint_, scales_, scale_rows, format_.num_groups));
     float* out = ReserveFloats(staging.converted, rows, columns);
     std::vector<std::byte> unpacked(static_cast<size_t>(format_.bits == 4 ? columns.size() : 0));
     for (int64_t row = 0; row < rows.size(); ++row) {
@@ -87,7 +88,8 @@ class ScaledRows final : public RowSource {
         UnpackNibbles(from, columns.begin % 2, columns.size(), unpacked.data());
         from = unpacked.data();
       }
-      ScaleRow(from, columns, &scales[static_cast<size_t>(row * format_.num_groups)],
+      const int64_t scale_row = (rows.begin + row) / format_.group_rows - scale_rows.begin;
+      ScaleRow(from, columns, &scales[static_cast<size_t>(scale_row * format_.num_groups)],
                out + row * columns.size());
     }
     return FloatRows(staging.converted.data(), rows, columns);
@@ -115,9 +117,14 @@ class ScaledRows final : public RowSource {
 absl::StatusOr<std::unique_ptr<RowSource>> OpenFloat8(const Checkpoint& checkpoint,
                                                       const MatrixName& matrix) {
   ASSIGN_OR_RETURN(const Float8Tensors tensors, FindFloat8(checkpoint, matrix));
-  return std::make_unique<ScaledRows>(
-      checkpoint, *tensors.values, *tensors.scales,
-      ScaledRows::Format{.bits = 8, .is_float8 = true, .group = matrix.columns});
+  const StoredQuantization& stored = *checkpoint.config().stored;
+  ScaledRows::Format format{.bits = 8, .is_float8 = true, .group = matrix.columns};
+  if (stored.method == Method::kFloat8Blocks) {
+    format.group = stored.group_size;
+    format.num_groups = GroupsOf({0, matrix.columns}, stored.group_size).size();
+    format.group_rows = stored.block_rows;
+  }
+  return std::make_unique<ScaledRows>(checkpoint, *tensors.values, *tensors.scales, format);
 }
 
 absl::StatusOr<std::unique_ptr<RowSource>> OpenPacked(const Checkpoint& checkpoint,
@@ -317,26 +324,13 @@ absl::StatusOr<PackedTensors> FindPacked(const Checkpoint& checkpoint, const Mat
   return found;
 }
 
-absl::StatusOr<Float8Tensors> FindFloat8(const Checkpoint& checkpoint, const MatrixName& matrix) {
-  Float8Tensors found;
-  ASSIGN_OR_RETURN(found.values, checkpoint.Find(matrix.name + ".weight"));
-  RETURN_IF_ERROR(CheckShape(*found.values, {matrix.rows, matrix.columns}));
-  RETURN_IF_ERROR(CheckStoredDType(*found.values, "F8_E4M3"));
-  ASSIGN_OR_RETURN(found.scales, checkpoint.Find(matrix.name + ".weight_scale"));
-  RETURN_IF_ERROR(CheckNumbers(*found.scales));
-  const int64_t count = found.scales->num_bytes / DTypeBytes(*found.scales->dtype);
-  if (count != 1 && found.scales->shape != std::vector<int64_t>{matrix.rows}) {
-    RETURN_IF_ERROR(CheckShape(*found.scales, {matrix.rows, 1}));
-  }
-  return found;
-}
-
 absl::StatusOr<std::unique_ptr<RowSource>> ForeignSource(const Checkpoint& checkpoint,
                                                          const MatrixName& matrix) {
   switch (checkpoint.config().stored->method) {
     case Method::kPacked:
       return OpenPacked(checkpoint, matrix);
     case Method::kFloat8:
+    case Method::kFloat8Blocks:
       return OpenFloat8(checkpoint, matrix);
     case Method::kGptq:
     case Method::kAwq:
@@ -375,6 +369,10 @@ std::byte* ReserveRows(Staging& staging, int64_t num_bytes) {
   return ReserveBytes(staging.stored, num_bytes);
 }
 
+Range GroupsOf(Range elements, int64_t group) {
+  return {elements.begin / group, (elements.end + group - 1) / group};
+}
+
 Range PackedBytes(Range columns, int bits) {
   return {columns.begin * bits / 8, (columns.end * bits + 7) / 8};
 }
@@ -384,16 +382,6 @@ void UnpackNibbles(const std::byte* packed, int64_t first, int64_t count, std::b
     const std::byte pair = packed[(first + i) / 2];
     out[i] = (first + i) % 2 == 0 ? pair & std::byte{15} : pair >> 4;
   }
-}
-
-float Float8ToFloat(uint8_t bits) {
-  const int exponent = bits >> 3 & 15;
-  const int mantissa = bits & 7;
-  if (exponent == 15 && mantissa == 7) return std::numeric_limits<float>::quiet_NaN();
-  const float magnitude = exponent == 0
-                              ? std::ldexp(static_cast<float>(mantissa), -9)
-                              : std::ldexp(static_cast<float>(8 + mantissa), exponent - 10);
-  return bits >> 7 != 0 ? -magnitude : magnitude;
 }
 
 }  // namespace lockstep

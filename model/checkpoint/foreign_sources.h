@@ -15,10 +15,10 @@ namespace lockstep {
 
 // The source of a matrix that checkpoint.config().stored describes. Weights are computed in f32:
 //   pack-quantized: q * scale, a scale per row and group of columns;
-//   FP8 (E4M3): value * scale, a scale per row or for the matrix; scales of activations are not
-//   used; GPTQ: (q - zero) * scale of the group that g_idx names, act-order included, where words
-//   of zero points are stored with zero_offset taken from each, borrows included; AWQ: (q - zero) *
-//   scale.
+//   FP8 (E4M3): value * scale, a scale per row, for the matrix or for a block of it, which some
+//   name weight_scale_inv; scales of activations are not used; GPTQ: (q - zero) * scale of the
+//   group that g_idx names, act-order included, where words of zero points are stored with
+//   zero_offset taken from each, borrows included; AWQ: (q - zero) * scale.
 // INVALID_ARGUMENT as OpenMatrix.
 absl::StatusOr<std::unique_ptr<RowSource>> ForeignSource(const Checkpoint& checkpoint,
                                                          const MatrixName& matrix);
@@ -31,12 +31,6 @@ struct PackedTensors {
   int64_t num_groups = 0;
 };
 absl::StatusOr<PackedTensors> FindPacked(const Checkpoint& checkpoint, const MatrixName& matrix);
-// The tensors of an FP8 matrix. INVALID_ARGUMENT as OpenMatrix.
-struct Float8Tensors {
-  const TensorInfo* values = nullptr;
-  const TensorInfo* scales = nullptr;  // [rows], [rows, 1] or a single one
-};
-absl::StatusOr<Float8Tensors> FindFloat8(const Checkpoint& checkpoint, const MatrixName& matrix);
 // [rows][num_groups], also when the tensor holds a single one.
 absl::StatusOr<std::vector<float>> ReadScales(const Checkpoint& checkpoint,
                                               const TensorInfo& scales, Range rows,
@@ -56,14 +50,12 @@ inline bool IsPinned(const Staging& staging, const std::byte* rows) {
   return !staging.pinned.empty() && rows == staging.pinned.data();
 }
 
+// The groups, of so many elements each, that these lie in.
+Range GroupsOf(Range elements, int64_t group);
 // The bytes of a row of `bits`-bit values that hold these columns.
 Range PackedBytes(Range columns, int bits);
 // count 4-bit values, the first in the low half of a byte, or the high half when first is 1, to a
 // byte each.
 void UnpackNibbles(const std::byte* packed, int64_t first, int64_t count, std::byte* out);
-
-// A number of the format that machine learning calls float8_e4m3fn: no infinities, NaN is 0x7f and
-// 0xff. Source: Micikevicius et al. 2022, "FP8 formats for deep learning", table 1.
-float Float8ToFloat(uint8_t bits);
 
 }  // namespace lockstep

@@ -31,6 +31,10 @@ std::string CountText(int64_t count) {
   return absl::StrCat(count);
 }
 
+std::string ScalingText(const LinearRopeScaling& scaling) {
+  return absl::StrFormat("linear (factor %g)", scaling.factor);
+}
+
 std::string ScalingText(const Llama3RopeScaling& scaling) {
   return absl::StrFormat("llama3 (factor %g, low %g, high %g, original %d)", scaling.factor,
                          scaling.low_freq_factor, scaling.high_freq_factor,

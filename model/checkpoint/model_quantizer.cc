@@ -21,6 +21,7 @@
 #include "kernels/cpu/cpu_features.h"
 #include "kernels/host_rows.h"
 #include "model/checkpoint/checkpoint.h"
+#include "model/checkpoint/config_text.h"
 #include "model/checkpoint/llama_tensors.h"
 #include "model/checkpoint/model_directory.h"
 #include "model/checkpoint/stored_matrix.h"
@@ -282,7 +283,8 @@ absl::Status WriteConfig(const fs::path& input, const fs::path& output, Quantiza
 // Tokenizer, generation defaults, chat template, licence: whatever is small and no weights.
 bool IsCopied(const std::string& name) {
   constexpr absl::string_view kEndings[] = {".json", ".jinja", ".model", ".txt", ".md"};
-  if (name == "config.json" || absl::EndsWith(name, ".safetensors.index.json")) return false;
+  if (name == "config.json" || name == kModelOptFile) return false;  // of the input's matrices
+  if (absl::EndsWith(name, ".safetensors.index.json")) return false;
   return absl::StartsWith(name, "LICENSE") ||
          std::any_of(std::begin(kEndings), std::end(kEndings),
                      [&](absl::string_view ending) { return absl::EndsWith(name, ending); });

@@ -20,8 +20,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/base/text_file.h"
 #include "kernels/base/usable_cores.h"
+#include "model/checkpoint/config_text.h"
 #include "model/checkpoint/llama_tensors.h"
 #include "model/checkpoint/model_directory.h"
 #include "model/checkpoint/model_shapes.h"
@@ -174,7 +174,7 @@ absl::StatusOr<ModelConfig> ResolveShape(const std::string& shape) {
   if (built_in.ok() || !fs::exists(shape, error)) return built_in;
   const fs::path path =
       fs::is_directory(shape, error) ? fs::path(shape) / "config.json" : fs::path(shape);
-  ASSIGN_OR_RETURN(const std::string text, ReadTextFile(path, kMaxShapeBytes));
+  ASSIGN_OR_RETURN(const std::string text, ReadConfigText(path, kMaxShapeBytes));
   return ParseModelConfig(text);
 }
 

@@ -75,29 +75,26 @@ class NativeValues final : public RowSource {
   const int bits_;
 };
 
+// Read by columns that are whole groups, as OpenMatrix's caller makes sure; the matrix's last may
+// be short.
 class NativeScales final : public RowSource {
  public:
   NativeScales(const Checkpoint& checkpoint, const TensorInfo& tensor, int64_t group)
       : plain_(checkpoint, tensor), group_(group) {}
 
   int64_t StagingRowBytes(Range columns) const override {
-    return plain_.StagingRowBytes(GroupsOf(columns));
+    return plain_.StagingRowBytes(GroupsOf(columns, group_));
   }
   int64_t StoredBytes(Range rows, Range columns) const override {
-    return plain_.StoredBytes(rows, GroupsOf(columns));
+    return plain_.StoredBytes(rows, GroupsOf(columns, group_));
   }
   absl::StatusOr<HostRows> Read(Range rows, Range columns, Staging& staging) const override {
-    ASSIGN_OR_RETURN(HostRows out, plain_.Read(rows, GroupsOf(columns), staging));
+    ASSIGN_OR_RETURN(HostRows out, plain_.Read(rows, GroupsOf(columns, group_), staging));
     out.content = RowContent::kScales;
     return out;
   }
 
  private:
-  // Columns are whole groups, as OpenMatrix's caller makes sure; the matrix's last may be short.
-  Range GroupsOf(Range columns) const {
-    return {columns.begin / group_, (columns.end + group_ - 1) / group_};
-  }
-
   PlainRows plain_;
   const int64_t group_;
 };

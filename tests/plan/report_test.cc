@@ -266,10 +266,30 @@ TEST(Report, CountsWhatMetasFp8Leaves) {
 
 TEST(Report, SaysWhatKeepsACheckpointFromLoading) {
   PlanRequest request = PricedRequest("llama-3.1-405b", "h100", "fp8");
-  request.model = Stored405b({{"quant_method", "fp8"}, {"activation_scheme", "static"}});
+  Model model = Stored405b({{"quant_method", "fp8"}});
+  auto config = nlohmann::json::parse(ModelConfigJson(*model.architecture.runtime_config));
+  config["rope_scaling"] = {{"rope_type", "longrope"}};
+  request.model.architecture = *ParseArchitecture(config.dump());
   const Plan plan = *MakePlan(request);
   EXPECT_THAT(plan.not_served, HasSubstr("does not load this checkpoint: "));
-  EXPECT_THAT(plan.not_served, HasSubstr("quant_method = \"fp8\" is not supported"));
+  EXPECT_THAT(plan.not_served, HasSubstr("rope_type = \"longrope\" is not supported"));
+}
+
+// In blocks, ranks hold it as numbers, or quantized anew when they are told to.
+TEST(Report, LaunchesFp8InBlocksWithAQuantization) {
+  const Model model = Stored405b({{"quant_method", "fp8"}, {"weight_block_size", {128, 128}}});
+  EXPECT_EQ(model.architecture.stored_weights, "fp8");
+  for (const auto& [format, flags] :
+       {std::pair("fp8", "--quantize fp8"), {"bf16", "--dtype bf16"}}) {
+    PlanRequest request = PricedRequest("llama-3.1-405b", "h100", format);
+    request.model = model;
+    request.tp = 8;
+    request.pp = 2;
+    request.concurrency = 4;
+    const Plan plan = *MakePlan(request);
+    EXPECT_EQ(plan.not_served, "");
+    EXPECT_THAT(LaunchCommand(plan), HasSubstr(flags));
+  }
 }
 
 TEST(Report, LaunchesTheFamiliesThatServeLoads) {

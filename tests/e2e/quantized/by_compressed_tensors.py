@@ -18,6 +18,7 @@ FORMATS = {
     "int8 per row": ("pack-quantized", QuantizationArgs(num_bits=8, strategy="channel")),
     "FP8 per row": ("float-quantized", QuantizationArgs(num_bits=8, type="float", strategy="channel")),
     "FP8 per matrix": ("float-quantized", QuantizationArgs(num_bits=8, type="float", strategy="tensor")),
+    "FP8 per block": ("float-quantized", QuantizationArgs(num_bits=8, type="float", strategy="block", block_structure=[128, 64])),
 }
 
 
@@ -26,6 +27,9 @@ def scales_of(weight, args):
     top = 448.0 if args.type == "float" else 2 ** (args.num_bits - 1) - 1
     if args.strategy == "group":
         magnitude = weight.unflatten(1, (-1, args.group_size)).abs().amax(-1)
+    elif args.strategy == "block":
+        rows, columns = args.block_structure
+        magnitude = weight.unflatten(1, (-1, columns)).unflatten(0, (-1, rows)).abs().amax((1, 3))
     elif args.strategy == "channel":
         magnitude = weight.abs().amax(1, keepdim=True)
     else:

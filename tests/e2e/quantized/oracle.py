@@ -21,7 +21,7 @@ import torch
 
 from tiny_llama import answers
 
-LIBRARIES = ["compressed_tensors", "gptqmodel", "auto_gptq", "autoawq", "fbgemm"]
+LIBRARIES = ["compressed_tensors", "gptqmodel", "auto_gptq", "autoawq", "fbgemm", "finegrained_fp8"]
 
 
 def check(lockstep, library, directory):

@@ -236,6 +236,35 @@ TEST(CheckpointDirectory, OversizedConfigIsRefused) {
   EXPECT_THAT(OpenError(directory), HasSubstr("1048577 bytes, the limit is 1048576"));
 }
 
+// How ModelOpt has quantized may lie in a file of its own, which config.json's word goes before.
+TEST(CheckpointDirectory, ModelOptsFileIsRead) {
+  const TempDirectory directory;
+  directory.Write("config.json", kConfig);
+  directory.Write("model.safetensors", MatrixFile("m", 1, 1));
+  const auto stored_name = [&directory] {
+    const auto checkpoint = Checkpoint::Open(directory.path());
+    EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
+    if (!checkpoint.ok() || !(*checkpoint)->config().stored) return std::string();
+    return (*checkpoint)->config().stored->name;
+  };
+  EXPECT_EQ(stored_name(), "");
+  directory.Write("hf_quant_config.json",
+                  R"({"producer":{"name":"modelopt","version":"0.23.0"},"quantization":
+                  {"quant_algo":"FP8","kv_cache_quant_algo":"FP8","exclude_modules":["lm_head"]}})");
+  EXPECT_EQ(stored_name(), "ModelOpt, FP8 with a scale per matrix");
+  std::string said = kConfig;
+  said.insert(said.find('{') + 1, R"("quantization_config":{"quant_method":"fbgemm_fp8"},)");
+  directory.Write("config.json", said);
+  EXPECT_EQ(stored_name(), "fbgemm_fp8, FP8 with a scale per row");
+  directory.Write("config.json", kConfig);
+  directory.Write("hf_quant_config.json", R"({"quantization":{"quant_algo":"W4A8_AWQ"}})");
+  EXPECT_THAT(OpenError(directory), HasSubstr("quantization_config.quant_algo = \"W4A8_AWQ\""));
+  for (const char* wrong : {"{}", "[1]", "{"}) {
+    directory.Write("hf_quant_config.json", wrong);
+    EXPECT_THAT(OpenError(directory), HasSubstr("hf_quant_config.json: ")) << wrong;
+  }
+}
+
 TEST(CheckpointDirectory, GenerationConfigIsMerged) {
   const TempDirectory directory;
   directory.Write("config.json", kConfig);

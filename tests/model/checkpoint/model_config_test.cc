@@ -56,6 +56,18 @@ TEST(ModelConfig, ReadsLlama31) {
   EXPECT_EQ(config.num_parameters(), 8'030'261'248);
 }
 
+TEST(ModelConfig, ReadsLinearScalingInBothSpellings) {
+  for (const char* name : {"type", "rope_type"}) {
+    const json document = With(Llama31(), "rope_scaling", {{name, "linear"}, {"factor", 4.0}});
+    const ModelConfig config = ParsedConfig(document);
+    EXPECT_EQ(std::get<LinearRopeScaling>(*config.rope_scaling).factor, 4.0);
+    EXPECT_EQ(config.max_position_embeddings, 131072);  // files name the stretched ones
+    const auto again = ParseModelConfig(ModelConfigJson(config));
+    ASSERT_TRUE(again.ok()) << again.status();
+    EXPECT_EQ(std::get<LinearRopeScaling>(*again->rope_scaling).factor, 4.0);
+  }
+}
+
 TEST(ModelConfig, ReadsLlama2WithItsDefaults) {
   const ModelConfig config = ParsedConfig(json::parse(R"({
     "architectures": ["LlamaForCausalLM"], "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu",
@@ -210,9 +222,15 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(
         Refusal{"LongRope", RopeScaling("rope_type", "longrope"),
                 R"(rope_scaling.rope_type = "longrope")"},
-        Refusal{"OldSpellingLinear",
-                With(Llama31(), "rope_scaling", {{"type", "linear"}, {"factor", 2.0}}),
-                R"(= "linear" is not supported; supported: "default", "llama3", "yarn")"},
+        Refusal{
+            "OldSpellingDynamic",
+            With(Llama31(), "rope_scaling", {{"type", "dynamic"}, {"factor", 2.0}}),
+            R"(= "dynamic" is not supported; supported: "default", "linear", "llama3", "yarn")"},
+        Refusal{"LinearWithoutFactor", With(Llama31(), "rope_scaling", {{"type", "linear"}}),
+                "rope_scaling.factor is missing"},
+        Refusal{"LinearFactorBelowOne",
+                With(Llama31(), "rope_scaling", {{"type", "linear"}, {"factor", 0.5}}),
+                "rope_scaling.factor = 0.5"},
         Refusal{"NoType", With(Llama31(), "rope_scaling", {{"factor", 2.0}}),
                 "rope_scaling.rope_type is missing"},
         Refusal{"NotAnObject", With(Llama31(), "rope_scaling", 8.0), "rope_scaling = 8.0"},

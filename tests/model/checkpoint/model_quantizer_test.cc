@@ -63,6 +63,14 @@ TEST_F(ModelQuantizerTest, TokenizerAndDefaultsComeAlong) {
   }
 }
 
+// It would say of the output what was true of the input.
+TEST_F(ModelQuantizerTest, HowTheInputWasQuantizedStaysBehind) {
+  std::ofstream(input_ / "hf_quant_config.json") << R"({"quantization":{"quant_algo":"FP8"}})";
+  const absl::Status status = Quantize();
+  ASSERT_TRUE(status.ok()) << status;
+  EXPECT_FALSE(std::filesystem::exists(output_ / "hf_quant_config.json"));
+}
+
 TEST_F(ModelQuantizerTest, ADirectoryThatCannotBeListedIsNotTakenForOneWithoutTokenizer) {
   using enum std::filesystem::perms;
   for (const auto& file : std::filesystem::directory_iterator(input_)) {

@@ -77,6 +77,13 @@ TEST(RopeTables, YarnMatchesGoldenInAllThreeBands) {
                 {5000, 33, -0.36980482074392335, 0.6524909153042322}});
 }
 
+TEST(RopeTables, LinearMatchesGolden) {
+  ExpectGolden({.head_dim = 128, .theta = 1e5, .scaling = LinearRopeScaling{4.0}}, 16384,
+               {{1, 0, 0.9689124217106447, 0.24740395925452294},
+                {1000, 20, 0.8457304392260683, 0.533610367371626},
+                {16383, 63, 0.9987982894268056, 0.04900996876235457}});
+}
+
 TEST(RopeTables, LongestWavelengthsAreStretchedByTheFactor) {
   const RopeTables plain = MakeRopeTables(Rope(128, 500000.0, 0), 9);
   const RopeTables scaled = MakeRopeTables(Rope(128, 500000.0, 8.0), 9);

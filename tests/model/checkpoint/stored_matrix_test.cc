@@ -2,13 +2,14 @@
 // at a time, and read as numbers.
 #include "model/checkpoint/stored_matrix.h"
 
+#include <bit>
 #include <cmath>
 #include <random>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "gmock/gmock.h"
-#include "model/checkpoint/foreign_sources.h"
+#include "model/checkpoint/float8_sources.h"
 #include "nlohmann/json.hpp"
 #include "tests/model/checkpoint/model_directory.h"
 
@@ -174,6 +175,61 @@ TEST_F(StoredMatrixTest, Float8PerMatrix) {
         {Tensor("m.weight", "F8_E4M3", {kRows, kColumns}, values),
          Tensor("m.weight_scale", "F32", {1}, std::vector<float>{0.5f})});
   ExpectNumbers([](int64_t, int64_t) { return 0.5625f; });
+}
+
+// By either name of the scales, and with one that is no vector.
+TEST_F(StoredMatrixTest, Float8OfFp8AndModelOpt) {
+  const std::vector<uint8_t> values(kRows * kColumns, 0x39);
+  for (const char* quantization :
+       {R"({"quant_method":"fp8","activation_scheme":"static"})",
+        R"({"quant_method":"fp8","weight_block_size":null})",
+        R"({"quant_method":"modelopt","quant_algo":"FP8"})",
+        R"({"quant_method":"modelopt","quant_algo":"FP8_PER_CHANNEL_PER_TOKEN"})"}) {
+    for (const char* name : {"m.weight_scale", "m.weight_scale_inv"}) {
+      Write(quantization, {Tensor("m.weight", "F8_E4M3", {kRows, kColumns}, values),
+                           Tensor("m.input_scale", "F32", {}, std::vector<float>{3.0f}),
+                           Tensor(name, "F32", {}, std::vector<float>{0.5f})});
+      ExpectNumbers([](int64_t, int64_t) { return 0.5625f; });
+    }
+  }
+}
+
+// Blocks that end neither with rows nor with columns, nor with what is read; all in f32 and bf16.
+TEST_F(StoredMatrixTest, Float8InBlocks) {
+  constexpr int64_t kBlockRows = 6, kBlockColumns = 24, kDown = 3, kAcross = 3;
+  const std::vector<int> drawn = DrawAll(kRows * kColumns, 0x7f);
+  const std::vector<uint8_t> values(drawn.begin(), drawn.end());
+  const std::vector<float> scales = DrawScales(kDown * kAcross);
+  std::vector<uint16_t> bf16;
+  for (const float scale : scales) {
+    bf16.push_back(static_cast<uint16_t>(std::bit_cast<uint32_t>(scale) >> 16));
+  }
+  const FileTensor matrix = Tensor("m.weight", "F8_E4M3", {kRows, kColumns}, values);
+  const auto want = [&](int64_t n, int64_t k) {
+    const int64_t block = n / kBlockRows * kAcross + k / kBlockColumns;
+    return Float8ToFloat(values[static_cast<size_t>(n * kColumns + k)]) *
+           scales[static_cast<size_t>(block)];
+  };
+  Write(R"({"quant_method":"fp8","fmt":"e4m3","weight_block_size":[6,24]})",
+        {matrix, Tensor("m.weight_scale_inv", "F32", {kDown, kAcross}, scales)});
+  ExpectNumbers(want);
+  Write(R"({"quant_method":"fp8","weight_block_size":[6,24]})",
+        {matrix, Tensor("m.weight_scale_inv", "BF16", {kDown, kAcross}, bf16)});
+  ExpectNumbers(want);
+  Write(R"({"quant_method":"compressed-tensors","format":"float-quantized","config_groups":{"g":
+        {"weights":{"num_bits":8,"type":"float","strategy":"block","block_structure":[6,24]}}}})",
+        {matrix, Tensor("m.weight_scale", "F32", {kDown, kAcross}, scales)});
+  ExpectNumbers(want);
+  // Where FP8 is kept, that of blocks is not: rows have several scales.
+  const auto opened = OpenMatrix(
+      *checkpoint_, {.name = "m", .rows = kRows, .columns = kColumns, .keeps_float8 = true});
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  EXPECT_EQ(opened->native, Quantization::kNone);
+  Write(R"({"quant_method":"fp8","weight_block_size":[6,24]})",
+        {matrix, Tensor("m.weight_scale_inv", "F32", {kDown, kAcross - 1},
+                        std::vector<float>(scales.begin(), scales.begin() + 6))});
+  EXPECT_THAT(OpenError(), HasSubstr("m.weight_scale_inv has shape [3, 2]; config.json implies "
+                                     "[3, 3]"));
 }
 
 // Of a matrix that is to be kept so: bytes and scales of some rows and columns.

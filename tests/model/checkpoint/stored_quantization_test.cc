@@ -152,6 +152,59 @@ TEST(StoredQuantizationTest, BoundsThatBoundNothingAreRefused) {
   }
 }
 
+TEST(StoredQuantizationTest, Fp8ThatIsNotReadIsRefusedByName) {
+  for (const char* blocks : {"[]", "[128]", "[128,0]", "[-1,128]", "[128,128,128]", "[128,\"128\"]",
+                             "128", "[128,4194305]", "[1.5,128]"}) {
+    EXPECT_THAT(
+        ConfigError(absl::StrCat(R"({"quant_method":"fp8","weight_block_size":)", blocks, "}")),
+        AllOf(HasSubstr(absl::StrCat("quantization_config.weight_block_size = ", blocks)),
+              HasSubstr("supported: two integers in [1, 4194304]")));
+  }
+  EXPECT_THAT(ConfigError(R"({"quant_method":"fp8","fmt":"e5m2"})"),
+              HasSubstr("quantization_config.fmt = \"e5m2\" is not supported"));
+  EXPECT_THAT(ConfigError(R"({"quant_method":"modelopt","quant_algo":"NVFP4"})"),
+              AllOf(HasSubstr("quantization_config.quant_algo = \"NVFP4\""),
+                    HasSubstr("supported: \"FP8\", ")));
+  EXPECT_THAT(ConfigError(R"({"quant_method":"modelopt","quantization":{}})"),
+              HasSubstr("quantization_config.quant_algo = null"));
+  EXPECT_THAT(ConfigError(R"({"quant_method":"fp8","ignored_layers":"lm_head"})"),
+              HasSubstr("quantization_config.ignored_layers = \"lm_head\""));
+  EXPECT_THAT(ConfigError(R"({"quant_method":"compressed-tensors","format":"float-quantized",
+      "config_groups":{"g":{"weights":{"num_bits":8,"type":"float","strategy":"block"}}}})"),
+              HasSubstr("config_groups.g.weights.block_structure = null"));
+}
+
+// Modules that are not converted, by the names that methods have for their list.
+TEST(StoredQuantizationTest, Fp8SparesWhatItLists) {
+  const std::string listed =
+      R"(["lm_head","model.layers.1.self_attn","model.layers.0.mlp.up_proj"])";
+  for (
+      const char* quantization :
+      {R"({"quant_method":"fp8","modules_to_not_convert":%s})",
+       R"({"quant_method":"fp8","modules_to_not_convert":null,"ignored_layers":%s})",
+       R"({"quant_method":"modelopt","quant_algo":"FP8","ignore":%s})",
+       R"({"quant_method":"modelopt","quantization":{"quant_algo":"FP8","exclude_modules":%s}})"}) {
+    std::string text = quantization;
+    text.replace(text.find("%s"), 2, listed);
+    const auto stored = ParseStoredQuantization(nlohmann::json::parse(text), 2);
+    ASSERT_TRUE(stored.ok()) << stored.status();
+    EXPECT_TRUE(stored->is_float8());
+    EXPECT_EQ(stored->spared.Of(0), SetOf({LayerMatrix::kUp})) << text;
+    EXPECT_EQ(stored->spared.Of(1), kAttentionMatrices) << text;
+  }
+}
+
+TEST(StoredQuantizationTest, BlocksBecomeNumbers) {
+  ModelConfig config;
+  config.stored = *ParseStoredQuantization(
+      nlohmann::json::parse(R"({"quant_method":"fp8","weight_block_size":[128,64]})"), 1);
+  EXPECT_FALSE(config.stored->is_float8());
+  EXPECT_EQ(config.stored->native(), Quantization::kNone);
+  EXPECT_EQ(config.LoadingText(Quantization::kNone, 1),
+            "fp8, FP8 in blocks of 128 x 64: turned into numbers while loading");
+  EXPECT_THAT(config.LoadingText(Quantization::kFp8, 1), EndsWith(", then quantized to fp8"));
+}
+
 TEST(StoredQuantizationTest, OurFormatReadsBack) {
   for (const Quantization q : {Quantization::kInt8, Quantization::kInt4}) {
     const auto stored = ParseStoredQuantization(nlohmann::json(PackedQuantizationJson(q)), 1);

@@ -6,7 +6,7 @@
 #include <random>
 
 #include "kernels/base/check.h"
-#include "model/checkpoint/foreign_sources.h"
+#include "model/checkpoint/float8_sources.h"
 #include "model/checkpoint/llama_tensors.h"
 #include "nlohmann/json.hpp"
 
