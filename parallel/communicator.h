@@ -62,7 +62,9 @@ class Communicator {
   }
 
   // Point to point, in order per (peer, direction), peer != rank(). Send returns once the buffer
-  // may be reused; it may wait for the receiver. Both sides name the same number of bytes.
+  // may be reused; between hosts it waits for the receiver of more than kMostCopiedBytes only, or
+  // when thousands of messages are on their way. Both sides name the same number of bytes.
+  static constexpr int64_t kMostCopiedBytes = 4000;
   virtual absl::Status Send(int peer, const void* data, int64_t bytes) = 0;
   virtual absl::Status Recv(int peer, void* data, int64_t bytes) = 0;
   // Recv in two parts, where a pipeline of devices has a way back (DeviceGroupOptions): what is

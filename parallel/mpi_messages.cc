@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_format.h"
@@ -12,8 +13,9 @@ namespace {
 
 // Sent without a preceding small message. Open MPI's shared-memory transport is eager up to 4096
 // bytes with its header.
-constexpr int64_t kEagerBytes = 4000;
+constexpr int64_t kEagerBytes = Communicator::kMostCopiedBytes;
 constexpr int kTag = 1;
+constexpr size_t kMostSent = 4096;  // before who sends waits for the oldest
 
 }  // namespace
 
@@ -34,6 +36,13 @@ MpiMessages::MpiMessages(MpiHandle collectives, MpiHandle messages,
 // After an abort, messages may be left that nobody will ever match. Were the communicator freed, a
 // later one could get its number and match them; so it stays, some KiB per round of the job.
 MpiMessages::~MpiMessages() {
+  for (std::unique_ptr<Copy>& copy : sent_) {
+    int done = 0;
+    if (!interruption_.raised()) MPI_Test(&copy->request, &done, MPI_STATUS_IGNORE);
+    if (done != 0) continue;
+    if (copy->request != MPI_REQUEST_NULL) MPI_Request_free(&copy->request);
+    static_cast<void>(copy.release());  // MPI may read it until the receiver has it, if ever
+  }
   if (!interruption_.raised()) return;
   collectives_.Keep();
   messages_.Keep();
@@ -149,12 +158,32 @@ absl::Status MpiMessages::CheckPeer(int peer) const {
   return absl::InternalError(absl::StrFormat("rank %d of %d has no peer %d", rank_, size_, peer));
 }
 
+// Who sends it need not wait until the receiver makes a call, which may itself wait for something
+// that the sender does next.
+absl::Status MpiMessages::SendCopy(int peer, const void* data, int64_t bytes) {
+  RETURN_IF_ERROR(Health());
+  for (int done = 1; !sent_.empty() && done != 0;) {
+    RETURN_IF_ERROR(
+        FromMpi(MPI_Test(&sent_.front()->request, &done, MPI_STATUS_IGNORE), "MPI_Test"));
+    if (done == 0 && sent_.size() < kMostSent) break;
+    if (done == 0) RETURN_IF_ERROR(Wait(&sent_.front()->request, 1, -1, polite_));
+    spare_.push_back(std::move(sent_.front()));
+    sent_.pop_front();
+  }
+  if (spare_.empty()) spare_.push_back(std::make_unique<Copy>());
+  sent_.push_back(std::move(spare_.back()));
+  spare_.pop_back();
+  Copy& copy = *sent_.back();
+  if (bytes > 0) std::memcpy(copy.bytes.data(), data, static_cast<size_t>(bytes));
+  return FromMpi(MPI_Isend(copy.bytes.data(), static_cast<int>(bytes), MPI_BYTE, peer, kTag,
+                           messages_.get(), &copy.request),
+                 "MPI_Isend");
+}
+
 absl::Status MpiMessages::Send(int peer, const void* data, int64_t bytes) {
   RETURN_IF_ERROR(CheckPeer(peer));
+  if (bytes <= kEagerBytes) return SendCopy(peer, data, bytes);
   const MPI_Comm comm = messages_.get();
-  if (bytes <= kEagerBytes) {
-    return Move(comm, {.to = peer, .send = data, .send_bytes = bytes}, polite_);
-  }
   // A synchronous send ends when the receiver has taken the size: until then this rank sleeps.
   MPI_Request request;
   meeting_mine_ = bytes;

@@ -5,9 +5,15 @@
 // Called by the thread that has initialised MPI.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
+#include <deque>
+#include <memory>
+#include <vector>
 
 #include "absl/status/status.h"
+#include "parallel/communicator.h"
 #include "parallel/interruption.h"
 #include "parallel/mpi_groups.h"
 #include "parallel/mpi_handle.h"
@@ -49,6 +55,14 @@ class MpiMessages {
   bool Probe(int peer);
 
  private:
+  // A small message on its way. Open MPI's shared memory reports it sent only when the receiver's
+  // own calls have taken it, unless it is very small: about 1 KiB (btl_vader's fast boxes, 4.1).
+  struct Copy {
+    MPI_Request request = MPI_REQUEST_NULL;
+    std::array<std::byte, Communicator::kMostCopiedBytes> bytes;
+  };
+
+  absl::Status SendCopy(int peer, const void* data, int64_t bytes);
   absl::Status Meet(const Transfer& transfer);
   absl::Status Move(MPI_Comm comm, const Transfer& transfer, const PoliteWait::Policy& policy);
   absl::Status Wait(MPI_Request* requests, int count, int64_t expected_bytes,
@@ -67,6 +81,8 @@ class MpiMessages {
   // Of Meet and of long messages; members, as an aborted one stays behind.
   int64_t meeting_mine_ = 0;
   int64_t meeting_theirs_ = 0;
+  std::deque<std::unique_ptr<Copy>> sent_;  // the oldest first
+  std::vector<std::unique_ptr<Copy>> spare_;
 };
 
 }  // namespace lockstep

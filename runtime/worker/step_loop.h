@@ -6,8 +6,8 @@
 // devices, for which no host waits. Nothing can wait in a circle: a stage waits only for hidden
 // states of the same step from the stage before, the first stage only for tokens of earlier steps,
 // and the last stage's token messages are small enough (kTokensPerMessage) that sending them never
-// waits for the first stage, which may just be waiting to hand over its next hidden states. (Of
-// devices: parallel/cuda/pipeline_communicator.h.)
+// waits for the first stage, which may just be waiting to hand over its next hidden states, or for
+// a plan. (Of devices: parallel/cuda/pipeline_communicator.h.)
 #pragma once
 
 #include <cstdint>
@@ -80,7 +80,8 @@ class StepLoop {
     std::vector<SlotRef> sampled;
   };
 
-  static constexpr int64_t kTokensPerMessage = 512;  // 2 KiB, below every transport's eager limit
+  static constexpr int64_t kTokensPerMessage =
+      Communicator::kMostCopiedBytes / static_cast<int64_t>(sizeof(int32_t));
 
   bool is_first() const { return groups_.pp->rank() == 0; }
   bool is_last() const { return groups_.pp->rank() == groups_.pp->size() - 1; }

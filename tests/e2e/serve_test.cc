@@ -178,6 +178,19 @@ TEST_F(ServeTest, SeveralPromptsAreGroupedInTheirOrder) {
   EXPECT_THAT(finished.out, HasSubstr("\n\n==> prompt 2: The dog <==\nThe dog"));
 }
 
+// Steps of as many first tokens as there are slots, after which no step may be due: token ids on
+// their way to the first stage must not wait for it.
+TEST_F(ServeTest, StepsOfFirstTokensAloneGoThroughAPipeline) {
+  Server server(Serve(1, 2, {"--max-restarts", "0"}));
+  server.WaitReady();
+  std::vector<std::string> arguments(32, "a");
+  arguments.insert(arguments.end(), {"--n", "64", "--max-tokens", "1", "--json"});
+  const Finished finished = Generate(server, arguments);
+  EXPECT_EQ(finished.code, 0) << finished.err;
+  EXPECT_EQ(std::count(finished.out.begin(), finished.out.end(), '\n'), 32);
+  ExpectCleanStop(server);
+}
+
 TEST_F(ServeTest, RequestsThatCannotBeServedAreOneLineAndTheServerGoesOn) {
   Server server(Serve(2, 1));
   server.WaitReady();

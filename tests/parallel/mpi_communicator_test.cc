@@ -2,9 +2,16 @@
 #include "parallel/mpi_communicator.h"
 
 #include <sys/resource.h>
+#include <unistd.h>
 
+#include <array>
 #include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <thread>
+#include <vector>
 
 #include "gtest/gtest.h"
 #include "tests/parallel/collective_checks.h"
@@ -170,6 +177,47 @@ TEST_F(MpiGroupsTest, WaitingForALatePeerSleeps) {
     }
     ASSERT_TRUE(groups.pp->Barrier().ok());
   }
+}
+
+// As token ids are sent to a first stage that waits for a plan, outside MPI.
+TEST_F(MpiGroupsTest, SmallMessagesDoNotWaitForTheirReceiver) {
+  if (world() < 2) GTEST_SKIP() << "needs a peer";
+  RankGroups groups = Make(1, world());
+  // Whoever has sent everything adds a byte to a file that the receiver looks at.
+  std::array<char, 64> path = {};
+  if (groups.pp->rank() == 0) {
+    std::snprintf(path.data(), path.size(), "/tmp/mpi_small_messages_XXXXXX");
+    ::close(::mkstemp(path.data()));
+  }
+  std::vector<char> paths(path.size() * static_cast<size_t>(world()));
+  ASSERT_TRUE(groups.pp->AllGather(path.data(), std::ssize(path), paths.data()).ok());
+  constexpr int kNumMessages = 40;
+  std::vector<int32_t> tokens(Communicator::kMostCopiedBytes / 4);
+  const int64_t bytes = Communicator::kMostCopiedBytes;
+  if (groups.pp->rank() == 0) {
+    const auto size = [&] { return static_cast<int>(std::filesystem::file_size(paths.data())); };
+    for (int i = 0; i < 3000 && size() < world() - 1; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    EXPECT_EQ(size(), world() - 1);
+    std::filesystem::remove(paths.data());
+    for (int peer = 1; peer < world(); ++peer) {
+      for (int i = 0; i < kNumMessages; ++i) {
+        ASSERT_TRUE(groups.pp->Recv(peer, tokens.data(), bytes).ok());
+        EXPECT_EQ(tokens[0], i);
+        EXPECT_EQ(tokens.back(), peer);
+      }
+    }
+  } else {
+    for (int i = 0; i < kNumMessages; ++i) {
+      tokens[0] = i;
+      tokens.back() = groups.pp->rank();
+      ASSERT_TRUE(groups.pp->Send(0, tokens.data(), bytes).ok());
+      tokens.assign(tokens.size(), -1);
+    }
+    std::ofstream(paths.data(), std::ios::app) << 'x' << std::flush;
+  }
+  ASSERT_TRUE(groups.pp->Barrier().ok());
 }
 
 TEST_F(MpiGroupsTest, WaitingInACollectiveForALatePeerSleeps) {
