@@ -16,6 +16,7 @@ namespace {
 ReplicaLoad LoadOf(const engine::Engine& engine, const engine::EngineRequest& request) {
   const engine::EngineStats stats = engine.Stats();
   return {.queue_is_full = !engine.CheckQueue().ok(),
+          .has_room = engine.HasRoomFor(request),
           .num_sequences = stats.num_waiting + stats.num_running,
           .num_uncomputed_tokens = engine.NumUncomputedTokens(),
           .num_cached_tokens = engine.CachedPrefixTokens(request)};

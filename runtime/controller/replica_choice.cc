@@ -28,7 +28,8 @@ int ChooseReplicaBy(std::span<const ReplicaLoad> loads) {
   const auto cost = [fewest](const ReplicaLoad& load) {
     const int64_t num_tokens = load.num_uncomputed_tokens +
                                kDecodeWeightTokens * load.num_sequences - load.num_cached_tokens;
-    return std::tuple(load.queue_is_full, IsCrowded(load.num_sequences, fewest), num_tokens);
+    return std::tuple(load.queue_is_full, !load.has_room, IsCrowded(load.num_sequences, fewest),
+                      num_tokens);
   };
   const auto best = std::min_element(
       loads.begin(), loads.end(),

@@ -1,11 +1,10 @@
 // Decides what each step computes. Two queues and a pool are the whole state: sequences that wait
-// (in the order they go), sequences that run (each holds a slot and blocks), and the blocks. Called
-// by the engine's thread only.
+// (in their order), that run (each holds a slot and blocks), and blocks. The engine's thread only.
 //
 // There are no phases. Every sequence has computed tokens and known tokens; a step lets the first
 // catch up with the second, under a budget of tokens: decodes first (gap of one), then prompts,
-// those under way and those that wait in one order, but that short ones pass by one of many steps.
-// (The idea is that of vLLM v1's Scheduler.schedule().)
+// those under way and those that wait in one order, but that short ones pass those of many steps
+// (after vLLM v1's Scheduler.schedule()).
 //
 // Why it always moves: a sequence gets all blocks of its known tokens when it is admitted, so only
 // decodes ask for more, and they ask in order; whoever finds no block preempts the last running
@@ -83,8 +82,7 @@ class Scheduler {
   bool GrowForDecode(Sequence& sequence);
   // Of a sequence whose last token is on its way: as far as stages know.
   bool HasPassed(const Sequence& sequence) const;
-  // scheduler_drafts.cc. No more tokens are chosen in a step than there are slots, and who waits
-  // goes before guesses.
+  // scheduler_drafts.cc. No more tokens are chosen than there are slots; guesses go last.
   int64_t NumFreeSamples() const;
   bool Guesses(const Sequence& sequence) const;
   bool AwaitsGuesser() const;
@@ -97,8 +95,10 @@ class Scheduler {
   void StopWaiting(Sequence& sequence);
   void SchedulePrompts();
   void LetShortPromptsPass();
+  void AdmitShortPrompts();
   Sequence* NextToAdmit() const;
-  bool TryAdmit(Sequence& sequence, int64_t most_tokens);
+  enum class Outcome : uint8_t { kAdmitted, kLater, kRefused };
+  Outcome TryAdmit(Sequence& sequence, int64_t most_tokens);
   int64_t NumReserved() const;
   std::optional<Admission> FindRoom(const Sequence& sequence);
   bool IsComputedNow(const Sequence& sequence, const PrefixCache::Match& cached) const;

@@ -58,7 +58,8 @@ void Scheduler::SchedulePrompts() {
     Sequence* chunk = at < running_.size() ? running_[at] : nullptr;
     Sequence* newcomer = admits ? NextToAdmit() : nullptr;
     if (newcomer != nullptr && (chunk == nullptr || GoesBefore()(newcomer, chunk))) {
-      admits = TryAdmit(*newcomer, config_.max_model_len);  // it stands before the chunk, then
+      // It stands before the chunk, then.
+      admits = TryAdmit(*newcomer, config_.max_model_len) == Outcome::kAdmitted;
       if (admits) ++at;
     } else if (chunk != nullptr) {
       AddWork(*chunk, std::min(chunk->uncomputed(), budget_));
@@ -70,7 +71,7 @@ void Scheduler::SchedulePrompts() {
 }
 
 // A prompt that takes more than this step leaves a quarter of it to those behind it that need no
-// more than that; they would wait for all its steps.
+// more than that; they would wait for all its steps. So do those that wait.
 void Scheduler::LetShortPromptsPass() {
   constexpr int64_t kShare = 4;
   size_t at = 0;
@@ -82,26 +83,52 @@ void Scheduler::LetShortPromptsPass() {
     const int64_t uncomputed = running_[at]->uncomputed();
     if (uncomputed > 1 && uncomputed <= budget_) AddWork(*running_[at], uncomputed);
   }
-  while (budget_ > 0 && NextToAdmit() != nullptr && TryAdmit(*NextToAdmit(), budget_)) {
-  }
+  AdmitShortPrompts();
   budget_ += rest;
 }
 
+// Whoever is passed keeps the slot and the blocks that it would find now, cached ones not counted.
+void Scheduler::AdmitShortPrompts() {
+  constexpr int kMostLooks = 256;
+  const Sequence* passed = nullptr;  // the first
+  const auto leaves_room = [&](const Sequence& sequence) {
+    const int64_t need =
+        BlocksFor(passed->tokens().size()) + BlocksFor(sequence.tokens().size()) + 1;
+    return slots_.num_free() > 1 && need + NumReserved() <= pool_.num_available();
+  };
+  Sequence* next = NextToAdmit();
+  for (int looks = 0; next != nullptr && budget_ > 0 && looks < kMostLooks; ++looks) {
+    const auto behind = waiting_.upper_bound(next);
+    Outcome outcome = Outcome::kLater;
+    if (passed == nullptr) {
+      outcome = TryAdmit(*next, budget_);
+      if (outcome == Outcome::kLater) passed = next;
+    } else if (std::ssize(next->tokens()) <= budget_) {
+      outcome = leaves_room(*next) ? TryAdmit(*next, budget_) : Outcome::kRefused;
+    }
+    if (outcome == Outcome::kRefused) return;
+    const bool may_follow =
+        behind != waiting_.end() && (alone_ == nullptr || &(*behind)->request == alone_);
+    next = may_follow ? *behind : nullptr;
+  }
+}
+
 // Of whom no more is uncomputed than that. Who finds no room is overtaken by nobody.
-bool Scheduler::TryAdmit(Sequence& sequence, int64_t most_tokens) {
-  if (!slots_.Next()) return false;
+Scheduler::Outcome Scheduler::TryAdmit(Sequence& sequence, int64_t most_tokens) {
+  if (!slots_.Next()) return Outcome::kRefused;
   // Preempted a moment ago: its last tokens are still to come.
-  if (sequence.steps_in_flight > 0) return false;
+  if (sequence.steps_in_flight > 0) return Outcome::kRefused;
   const int64_t num_opened = num_opened_tokens_ + sequence.num_opened_tokens();
-  if (!plan_.opened.empty() && num_opened > config_.max_opened_tokens) return false;
+  if (!plan_.opened.empty() && num_opened > config_.max_opened_tokens) return Outcome::kRefused;
   const std::optional<Admission> room = FindRoom(sequence);
-  if (!room || IsComputedNow(sequence, room->cached)) return false;
+  if (!room) return Outcome::kRefused;
+  if (IsComputedNow(sequence, room->cached)) return Outcome::kLater;
   const int64_t num_cached = std::ssize(room->cached.blocks) * config_.block_size;
-  if (std::ssize(sequence.tokens()) - num_cached > most_tokens) return false;
+  if (std::ssize(sequence.tokens()) - num_cached > most_tokens) return Outcome::kLater;
   Admit(sequence, *room);
   num_opened_tokens_ = num_opened;
   AddWork(sequence, std::min(sequence.uncomputed(), budget_));
-  return true;
+  return Outcome::kAdmitted;
 }
 
 // Whether at least half of what it lacks is computed in this very plan for another one: it finds
@@ -226,6 +253,7 @@ const Request* Scheduler::StrandedRequest() const {
 
 bool Scheduler::HasRoomFor(const EngineRequest& request) const {
   const int64_t num_ahead = std::ssize(running_) + std::ssize(waiting_) + num_gated_;
+  if (num_ahead == 0) return true;  // the engine accepts only what fits alone
   const int num_slots = slots_.num_slots();
   if (num_ahead + std::min(request.num_outputs, num_slots) > num_slots) return false;
   int64_t need = NumReserved() + BlocksFor(request.prompt.size()) + request.num_outputs;

@@ -21,6 +21,9 @@ class SlotPool {
     if (num_closing_reused_ < closing_.size()) return closing_[num_closing_reused_];
     return std::nullopt;
   }
+  int64_t num_free() const {
+    return std::ssize(free_) + std::ssize(closing_) - static_cast<int64_t>(num_closing_reused_);
+  }
   // Next, which must exist.
   uint32_t Take() {
     const uint32_t slot = Next().value();

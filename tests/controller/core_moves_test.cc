@@ -42,7 +42,7 @@ TEST_F(CoreMovesTest, AReplicaThatServesLaterTakesWhatFindsNoRoomElsewhere) {
   EXPECT_EQ(core_->Status(now_).replicas(1).num_waiting(), 1);
 }
 
-TEST_F(CoreMovesTest, WhosePrefixIsCachedStays) {
+TEST_F(CoreMovesTest, NobodyWaitsForACachedPrefixWhereThereIsRoomElsewhere) {
   max_num_seqs_ = 1;
   Start(2);
   auto zero = Serve(0);
@@ -50,9 +50,11 @@ TEST_F(CoreMovesTest, WhosePrefixIsCachedStays) {
   RunSteps(zero);
   ASSERT_TRUE(Add(2, {40, 41}, 20).ok());
   auto one = Serve(1);
-  ASSERT_TRUE(Add(3, Long(1), 4).ok());  // waits for the slot
+  ASSERT_TRUE(Add(3, Long(1), 4).ok());
+  EXPECT_EQ(core_->Status(now_).replicas(0).num_waiting(), 0);
+  EXPECT_EQ(NumOpened(one->TakePlans()), 1);
+  ASSERT_TRUE(Add(4, Long(1), 4).ok());  // neither has a slot
   EXPECT_EQ(core_->Status(now_).replicas(0).num_waiting(), 1);
-  EXPECT_EQ(NumOpened(one->TakePlans()), 0);
 }
 
 TEST_F(CoreMovesTest, AllAreAnsweredOnceByWhoeverHasRoom) {

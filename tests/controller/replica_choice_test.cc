@@ -29,6 +29,11 @@ TEST(ReplicaChoiceTest, ACachedPrefixIsNotWorthACrowd) {
   EXPECT_EQ(with(301, 200), 1);
 }
 
+TEST(ReplicaChoiceTest, ACachedPrefixIsNotWorthWaitingForASlot) {
+  EXPECT_EQ(Chosen({{.has_room = false, .num_cached_tokens = 1 << 20}, {.num_sequences = 60}}), 1);
+  EXPECT_EQ(Chosen({{.has_room = false, .num_cached_tokens = 1 << 20}, {.has_room = false}}), 0);
+}
+
 TEST(ReplicaChoiceTest, AFullQueueIsTheLastChoice) {
   EXPECT_EQ(Chosen({{.queue_is_full = true}, {.num_sequences = 1000}}), 1);
   EXPECT_EQ(Chosen({{.queue_is_full = true, .num_sequences = 9}, {.queue_is_full = true}}), 1);

@@ -50,6 +50,49 @@ TEST_F(AdmissionsTest, APromptThatTakesMoreThanItsShareDoesNotPass) {
   EXPECT_THAT(Next().work, ElementsAre(Chunk(0, 16, false)));
 }
 
+// Long ones that wait are passed, too, in whatever order they stand.
+TEST_F(AdmissionsTest, ShortPromptsPassAllLongOnes) {
+  EngineConfig config = SmallConfig();
+  config.num_blocks = 64;
+  Start(config);
+  Add(Prompt(1, 34, 2));
+  Next();
+  Add(Prompt(2, 38, 2));
+  Add(Prompt(3, 37, 2));
+  Add(Prompt(4, 3, 1));
+  EXPECT_THAT(Next().work, ElementsAre(Chunk(1, 3, true), Chunk(0, 13, false)));
+  Commit();
+  EXPECT_THAT(Next().work, ElementsAre(Chunk(0, 5, true), Chunk(2, 11, false)))
+      << "the first that was passed is the next";
+}
+
+TEST_F(AdmissionsTest, WhoIsPassedKeepsItsBlocks) {
+  EngineConfig config = SmallConfig();
+  for (const auto& [num_blocks, passes] : {std::pair(9 + 10 + 1 + 1, true), {9 + 10 + 1, false}}) {
+    config.num_blocks = num_blocks;
+    Start(config);
+    Add(Prompt(1, 34, 2));  // nine blocks
+    Next();
+    Add(Prompt(2, 38, 2));
+    Add(Prompt(3, 3, 1));
+    EXPECT_EQ(Next().work.size(), passes ? 2u : 1u) << num_blocks;
+  }
+}
+
+TEST_F(AdmissionsTest, WhoIsPassedKeepsItsSlot) {
+  EngineConfig config = SmallConfig();
+  config.num_blocks = 64;
+  for (const int num_slots : {3, 2}) {
+    config.max_num_seqs = num_slots;
+    Start(config);
+    Add(Prompt(1, 34, 2));
+    Next();
+    Add(Prompt(2, 38, 2));
+    Add(Prompt(3, 3, 1));
+    EXPECT_EQ(Next().work.size(), num_slots == 3 ? 2u : 1u);
+  }
+}
+
 TEST_F(AdmissionsTest, WhoFindsNoRoomHoldsUpNoPromptUnderWay) {
   Start(SmallConfig());
   EngineRequest patient = Prompt(1, 34, 2);
@@ -189,8 +232,7 @@ TEST_F(MovesTest, WhatRanIsNotStranded) {
 }
 
 TEST_F(MovesTest, RoomIsWhatThoseThatWaitLeave) {
-  EXPECT_TRUE(engine_->HasRoomFor(Prompt(1, 36)));
-  EXPECT_FALSE(engine_->HasRoomFor(Prompt(1, 37))) << "and a block to grow";
+  EXPECT_TRUE(engine_->HasRoomFor(Prompt(1, 39))) << "who is alone need not leave one to grow";
   Add(Prompt(1, 20));  // five blocks and one to grow: four are left
   EXPECT_TRUE(engine_->HasRoomFor(Prompt(2, 12)));
   EXPECT_FALSE(engine_->HasRoomFor(Prompt(2, 13)));
