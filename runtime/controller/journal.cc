@@ -58,6 +58,12 @@ v1::JournalRecord Ended(const std::string& request_id) {
   return record;
 }
 
+v1::JournalRecord Finished(const std::string& request_id) {
+  v1::JournalRecord record;
+  record.set_finished(request_id);
+  return record;
+}
+
 }  // namespace
 
 Journal::Journal(JournalOptions options, int directory)
@@ -129,23 +135,33 @@ absl::Status Journal::Load(absl::Time now) {
         "journal ", options_.path, ": ", parsed.status().message(), "; name another file"));
   }
   num_bytes_cut_ = static_cast<int64_t>(bytes.size() - parsed->num_valid_bytes);
-  for (const v1::JournalRecord& record : parsed->records) {
-    const std::string& name =
-        record.has_accepted() ? record.accepted().request().request_id() : record.ended();
-    if (const auto old = entries_.find(name); old != entries_.end()) Remove(old);
-    if (!record.has_accepted()) continue;
-    const int64_t num_bytes = static_cast<int64_t>(JournalFrame(record).size());
-    LetGo(entries_.insert_or_assign(name, Entry{record.accepted(), num_bytes}).first,
-          now + options_.reattach_window);
-    live_bytes_ += num_bytes;
-  }
+  for (const v1::JournalRecord& record : parsed->records) Apply(record, now);
   if (!entries_.empty() && parsed->header.model_fingerprint() != options_.model_fingerprint) {
     return absl::FailedPreconditionError(
         absl::StrCat("journal ", options_.path,
                      " holds requests to another model: name another file, or remove it"));
   }
-  num_recovered_ = static_cast<int>(entries_.size());
+  num_recovered_ = static_cast<int>(waiting_.size());
   return absl::OkStatus();
+}
+
+void Journal::Apply(const v1::JournalRecord& record, absl::Time now) {
+  if (record.has_finished()) {
+    const auto entry = entries_.find(record.finished());
+    if (entry == entries_.end()) return;
+    ReleasedWith(entry->second).erase({entry->second.expires_at, entry->first});
+    entry->second.is_finished = true;
+    LetGo(entry, now + FinishedWindow());
+    return;
+  }
+  const std::string& name =
+      record.has_accepted() ? record.accepted().request().request_id() : record.ended();
+  if (const auto old = entries_.find(name); old != entries_.end()) Remove(old);
+  if (!record.has_accepted()) return;
+  const int64_t num_bytes = static_cast<int64_t>(JournalFrame(record).size());
+  LetGo(entries_.insert_or_assign(name, Entry{record.accepted(), num_bytes}).first,
+        now + options_.reattach_window);
+  live_bytes_ += num_bytes;
 }
 
 std::string Journal::Start() const {
@@ -157,10 +173,10 @@ std::string Journal::Start() const {
 std::string Journal::Alive() const {
   std::string bytes = Start();
   for (const auto& [name, entry] : entries_) {
-    if (entry.is_finished) continue;
     v1::JournalRecord record;
     *record.mutable_accepted() = entry.request;
     bytes += JournalFrame(record);
+    if (entry.is_finished) bytes += JournalFrame(Finished(name));
   }
   return bytes;
 }
@@ -265,9 +281,13 @@ void Journal::Finish(const std::string& request_id, uint64_t holder, absl::Time 
   const auto entry = entries_.find(request_id);
   if (entry == entries_.end() || entry->second.holder != holder) return;
   entry->second.is_finished = true;
-  LetGo(entry, now + std::min(kFinishedWindow, options_.reattach_window));
-  Append(Ended(request_id));  // failed: it would come back after a restart, for one window
+  LetGo(entry, now + FinishedWindow());
+  Append(Finished(request_id));  // failed: it would come back after a restart, for one window
   DropExpired(now);
+}
+
+absl::Duration Journal::FinishedWindow() const {
+  return std::min(kFinishedWindow, options_.reattach_window);
 }
 
 void Journal::LetGo(Entries::iterator entry, absl::Time expires_at) {
@@ -317,9 +337,7 @@ bool Journal::MakeRoom(int64_t num_bytes) {
 
 void Journal::Drop(Entries::iterator entry) {
   const std::string name = entry->first;
-  const bool has_ended = entry->second.is_finished;
   Remove(entry);
-  if (has_ended) return;
   Append(Ended(name));  // failed: it would come back after a restart, for one window
 }
 
@@ -333,9 +351,12 @@ bool Journal::Append(const v1::JournalRecord& record) {
   const std::string frame = JournalFrame(record);
   absl::Status written = MakeShort(static_cast<int64_t>(frame.size()));
   if (written.ok()) written = Write(frame);
-  // What has ended may take the room that is missing. Once: where that does not help, it would be
-  // much work for every request.
-  if (!written.ok() && error().ok() && Rewrite().ok()) written = Write(frame);
+  // What has ended, or finished, may take the room that is missing. Once: where that does not help,
+  // it would be much work for every request.
+  if (!written.ok() && error().ok()) {
+    while (!finished_.empty()) Remove(entries_.find(finished_.begin()->second));
+    if (Rewrite().ok()) written = Write(frame);
+  }
   if (!written.ok() && Empty()) written = Write(frame);
   SetError(written);
   return written.ok();

@@ -50,7 +50,7 @@ class Journal {
   Journal(const Journal&) = delete;
   Journal& operator=(const Journal&) = delete;
 
-  // What Open found.
+  // What Open found: requests that did not finish.
   int num_recovered() const { return num_recovered_; }
   int64_t num_bytes_cut() const { return num_bytes_cut_; }  // a record that was being written
 
@@ -62,9 +62,9 @@ class Journal {
   bool Hold(const std::string& request_id, uint64_t holder);
   // The stream of that holder broke: the window begins. Ignored when another one holds it.
   void Release(const std::string& request_id, uint64_t holder, absl::Time now);
-  // The request finished, as far as its stream knows: a client whose connection is silently dead
-  // has not heard it, and may attach for a short while. It is not there after a restart. Ignored
-  // when another one holds it.
+  // The request finished, as far as its stream knows: a client whose connection is silently dead,
+  // or was when this process died, has not heard it, and may attach for a short while. Ignored when
+  // another one holds it.
   void Finish(const std::string& request_id, uint64_t holder, absl::Time now);
   // Nobody will attach any more; of that holder alone, or (0) of any.
   void End(const std::string& request_id, uint64_t holder);
@@ -81,7 +81,7 @@ class Journal {
     int64_t num_bytes = 0;                           // of its frame
     uint64_t holder = 0;                             // 0 = it has no stream
     absl::Time expires_at = absl::InfiniteFuture();  // without one
-    bool is_finished = false;                        // the file says that it ended
+    bool is_finished = false;                        // as the file says, too
   };
   using Entries = absl::flat_hash_map<std::string, Entry>;
   struct Successor {
@@ -93,6 +93,8 @@ class Journal {
 
   Journal(JournalOptions options, int directory);
   absl::Status Load(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Apply(const v1::JournalRecord& record, absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Duration FinishedWindow() const;
   bool MakeRoom(int64_t num_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void LetGo(Entries::iterator entry, absl::Time expires_at) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Released& ReleasedWith(const Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

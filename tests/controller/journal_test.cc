@@ -215,7 +215,7 @@ TEST_F(JournalTest, ARequestWithoutAStreamIsForgottenAfterTheWindow) {
   EXPECT_EQ(journal_->num_recovered(), 0);
 }
 
-TEST_F(JournalTest, WhatFinishedStaysForAMinuteAndIsNotRecovered) {
+TEST_F(JournalTest, WhatFinishedStaysForAMinuteAlsoOverARestart) {
   options_.max_requests = 3;
   ASSERT_TRUE(Open().ok());
   for (const char* name : {"a", "b", "c"}) {
@@ -230,10 +230,17 @@ TEST_F(JournalTest, WhatFinishedStaysForAMinuteAndIsNotRecovered) {
   EXPECT_TRUE(Has("b", kJournalStart + absl::Seconds(60)));  // it runs again
   journal_->Accept(RequestOf("e"), 4, kJournalStart + absl::Seconds(60));
   journal_->Finish("e", 4, kJournalStart + absl::Seconds(60));
-  ASSERT_TRUE(Open().ok());
+  options_.max_requests = 100;
+  const absl::Time restart = kJournalStart + absl::Seconds(100);
+  ASSERT_TRUE(Open(restart).ok());
+  EXPECT_EQ(journal_->num_recovered(), 2) << "unfinished ones";
+  ASSERT_TRUE(Open(restart).ok());  // of a file that was written anew
   EXPECT_EQ(journal_->num_recovered(), 2);
-  EXPECT_TRUE(Has("b"));
-  EXPECT_FALSE(Has("e"));
+  EXPECT_EQ(journal_->num_requests(), 3);
+  EXPECT_FALSE(Has("a", restart) || Has("c", restart));
+  EXPECT_TRUE(Has("e", restart + absl::Seconds(59)));
+  EXPECT_TRUE(Has("b", restart + absl::Seconds(59)));
+  EXPECT_FALSE(Has("e", restart + absl::Seconds(60)));
 }
 
 TEST_F(JournalTest, WhenFullTheOnesLongestWithoutAStreamGo) {
@@ -295,6 +302,18 @@ TEST_F(JournalTest, WhatHasEndedMakesRoomWhereTheDiskHasNone) {
     const std::string name = absl::StrCat("r", i);
     ASSERT_TRUE(journal_->Accept(RequestOf(name, 1000), 1, kJournalStart)) << journal_->error();
     journal_->End(name, 1);
+  }
+  EXPECT_TRUE(journal_->error().ok());
+}
+
+// The room that finished ones take on a disk is others'.
+TEST_F(JournalTest, WhatHasFinishedMakesRoomWhereTheDiskHasNone) {
+  ASSERT_TRUE(Open().ok());
+  const FileSizeLimit limit(10'000);
+  for (int i = 0; i < 100; ++i) {
+    const std::string name = absl::StrCat("r", i);
+    ASSERT_TRUE(journal_->Accept(RequestOf(name, 1000), 1, kJournalStart)) << journal_->error();
+    journal_->Finish(name, 1, kJournalStart);
   }
   EXPECT_TRUE(journal_->error().ok());
 }
