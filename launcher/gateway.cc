@@ -218,12 +218,9 @@ void AddGatewayCommand(CLI::App& program, CommandBody& chosen) {
   AddHttpFlags(*command, *options);
   AddConnectionFlags(*command, options->connection);
   command->footer(
-      "Answers POST /v1/completions and /v1/chat/completions, GET /v1/models, /health and "
-      "/metrics. A "
-      "client's\n"
-      "\"Authorization: Bearer TOKEN\" goes to the server, which checks it; --token-file's is "
-      "shown for\n"
-      "clients that have none.\n"
+      "Answers POST /v1/completions, /v1/chat/completions, /tokenize and /detokenize,\n"
+      "GET /v1/models, /health and /metrics. A client's \"Authorization: Bearer TOKEN\" goes to\n"
+      "the server, which checks it; --token-file's is shown for clients that have none.\n"
       "Example:\n  lockstep gateway &\n"
       "  curl localhost:8000/v1/completions -H 'Content-Type: application/json' \\\n"
       "    -d '{\"prompt\": \"Once upon a time\", \"max_tokens\": 40}'\n"

@@ -216,7 +216,9 @@ void AddControllerFlags(CLI::App& command, ControllerFlags& flags) {
                   "how the model wants a conversation written (Jinja), if not as its own files say")
       ->type_name("FILE")
       ->group(group);
-  command.add_option("--max-queue", flags.max_queue, "waiting requests; more are refused")
+  command
+      .add_option("--max-queue", flags.max_queue,
+                  "waiting requests of each replica; when all have so many, more are refused")
       ->type_name("N")
       ->check(Between(1, 1 << 24))
       ->capture_default_str()

@@ -242,8 +242,8 @@ absl::StatusOr<OpenAiRequest> ParseCompletionRequest(absl::string_view body) {
   v1::GenerateRequest& options = request.options;
   options.mutable_stop()->set_max_tokens(
       fields.Int32("max_tokens").value_or(kDefaultCompletionTokens));
-  if (const auto logprobs = fields.Int32("logprobs")) {
-    options.mutable_output()->set_logprobs(*logprobs);
+  if (const auto logprobs = fields.Integer("logprobs", 0, SamplingParams::kMaxLogprobs)) {
+    options.mutable_output()->set_logprobs(static_cast<int32_t>(*logprobs));
   }
   request.echo = fields.Bool("echo").value_or(false);
   if (request.echo && options.stop().max_tokens() == 0) {

@@ -63,7 +63,7 @@ void AddCounters(const Status& status, MetricFamilies& families) {
   families.Counter("lockstep_requests_finished_total", "Requests all of whose outputs ended.",
                    AsDouble(status.requests_finished()));
   families.Counter("lockstep_requests_aborted_total",
-                   "Requests that ended early: by their client, or with an error.",
+                   "Requests that ended early: by their client, their deadline, or with an error.",
                    AsDouble(status.requests_aborted()));
   const v1::Rejections& rejections = status.rejections();
   for (const auto& [reason, count] : {std::pair("invalid", rejections.invalid()),
@@ -82,7 +82,8 @@ void AddCounters(const Status& status, MetricFamilies& families) {
                    {{"source", "computed"}});
   families.Counter(prompt_tokens, help, AsDouble(status.prompt_tokens_cached()),
                    {{"source", "cached"}});
-  families.Counter("lockstep_output_tokens_total", "Tokens generated.",
+  families.Counter("lockstep_output_tokens_total",
+                   "Tokens generated, with those computed before a stop string was seen.",
                    AsDouble(status.tokens_generated()));
   families.Counter("lockstep_draft_tokens_total", "Guessed tokens that steps computed.",
                    AsDouble(status.draft_tokens()));

@@ -73,8 +73,9 @@ absl::Status PlaceOnHosts(const LaunchFlags& flags, int num_ranks, LaunchPlan& p
                                                      : ReadHostfile(flags.hostfile));
   UnifyNamesOfThisHost(hosts);
   const auto placed = PlaceRanks(hosts, num_ranks);
-  if (!placed.ok()) {
-    return WithAdvice(placed.status(), "write --hosts A:8,B:8, or 'A slots=8' into the host file");
+  if (!placed.ok()) {  // of flags alone: another start would end alike
+    return WithAdvice(absl::InvalidArgumentError(placed.status().message()),
+                      "write --hosts A:8,B:8, or 'A slots=8' into the host file");
   }
   plan.kind = Kind::kHosts;
   plan.host_of_rank = *placed;
@@ -223,7 +224,11 @@ absl::StatusOr<LaunchPlan> PlanLaunch(const LaunchFlags& flags, const ProcessGri
   }
   RETURN_IF_ERROR(ChooseKind(flags, num_replicas * grid.world_size(), plan));
   RETURN_IF_ERROR(CheckPorts(plan, num_replicas));
-  if (!flags.allow_tp_across_nodes) RETURN_IF_ERROR(CheckPlacement(plan, grid));
+  if (!flags.allow_tp_across_nodes) {
+    const absl::Status placement = CheckPlacement(plan, grid);
+    const bool by_flags = !placement.ok() && plan.kind == Kind::kHosts;
+    RETURN_IF_ERROR(by_flags ? absl::InvalidArgumentError(placement.message()) : placement);
+  }
   RETURN_IF_ERROR(ChooseAddress(flags, plan));
   ASSIGN_OR_RETURN(plan.starter, plan.kind == Kind::kSlurm ? FindSrun() : FindMpirun());
   return plan;

@@ -22,6 +22,10 @@ ReplicaLoad LoadOf(const engine::Engine& engine, const engine::EngineRequest& re
           .num_cached_tokens = engine.CachedPrefixTokens(request)};
 }
 
+bool EndsEarly(engine::FinishReason reason) {
+  return reason != engine::FinishReason::kStop && reason != engine::FinishReason::kLength;
+}
+
 }  // namespace
 
 ControllerCore::ControllerCore(CoreConfig config, CoreOutput& output, absl::Time now)
@@ -77,6 +81,7 @@ void ControllerCore::DeliverEvents(Replica& replica) {
     RequestTable::Entry* entry = requests_.Find(number);
     if (entry == nullptr) continue;
     if (event.token) MeterToken(*entry, event);
+    entry->ended_early |= event.finish.has_value() && EndsEarly(*event.finish);
     const bool is_last =
         event.finish.has_value() && requests_.FinishOutput(number, event.sequence_index);
     output_.Deliver(std::move(event));
@@ -97,8 +102,12 @@ void ControllerCore::MeterToken(RequestTable::Entry& entry, const engine::Engine
 }
 
 void ControllerCore::Finish(uint64_t number, const RequestTable::Entry& entry) {
-  meter_.Finished(advanced_at_ - entry.accepted_at, entry.num_output_tokens);
-  ++counters_.finished;
+  if (entry.ended_early) {
+    ++counters_.aborted;
+  } else {
+    meter_.Finished(advanced_at_ - entry.accepted_at, entry.num_output_tokens);
+    ++counters_.finished;
+  }
   if (entry.killer) killer_prompts_.Forgive(*entry.killer);
   ForgetRequest(number);
 }

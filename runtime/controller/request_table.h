@@ -22,6 +22,7 @@ class RequestTable {
     std::vector<bool> finished;         // [num_outputs]
     std::optional<size_t> killer = {};  // of KillerPrompts::Find
     int num_unfinished = 0;
+    bool ended_early = false;  // an output: by a deadline, or with an error
     // For what is measured of it.
     absl::Time accepted_at;
     int64_t num_prompt_tokens = 0;

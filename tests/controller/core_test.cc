@@ -242,6 +242,10 @@ TEST_F(CoreTest, DeadlinesPassWhileNothingServes) {
   now_ = core_->NextWakeup();
   core_->Advance(now_);
   EXPECT_EQ(forgotten_, std::vector<uint64_t>{1});
+  const v1::GetStatusResponse status = core_->Status(now_);
+  EXPECT_EQ(status.requests_aborted(), 1u);
+  EXPECT_EQ(status.requests_finished(), 0u);
+  EXPECT_EQ(status.measured().request_seconds().sum(), 0.0);
 }
 
 TEST_F(CoreTest, NothingAnOldEpochSaysCounts) {
