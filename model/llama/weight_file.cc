@@ -226,7 +226,7 @@ bool WeightFile::ReadHeader() {
   const auto file = ReadWeightFileHeader(handle_->fd(), key_);
   if (!file.has_value()) return false;
   file_bytes_ = file->bytes;
-  digest_ = file->digest;
+  digest_ = file->is_of_this_boot ? std::nullopt : file->digest;
   if (!file->is_synced) handle_->SyncInBackground();
   return true;
 }
@@ -333,7 +333,11 @@ absl::Status WeightFile::Populate(int num_threads, const LoadProgress& progress)
     if (progress != nullptr) progress(so_far, TotalBytes());
   });
   if (is_unreadable) return absl::DataLossError(absl::StrCat(path_.string(), " cannot be read"));
-  if (!digest_.has_value() || digest.value() == *digest_) return absl::OkStatus();
+  if (!digest_.has_value()) return absl::OkStatus();
+  if (digest.value() == *digest_) {
+    static_cast<void>(NoteThatCompared(handle_->fd()));  // refused: the next start compares, too
+    return absl::OkStatus();
+  }
   return absl::DataLossError(
       absl::StrCat(path_.string(), " is damaged: its weights have the digest ",
                    absl::Hex(digest.value(), absl::kZeroPad16), ", were written with ",

@@ -10,7 +10,8 @@
 // one, so that a second rank waits for the first, whose progress shows in the time of the last
 // change; locks end with their process. A file that was not finished, is of other weights, or may
 // have lost pages in a crash of the machine (written in another boot and never synced) is filled
-// anew. What a disk gives back is compared with its digest.
+// anew. What a disk gives back is compared with its
+// digest, once in a boot.
 //
 // Used by one thread, but for Populate's own.
 #pragma once
@@ -102,9 +103,9 @@ class WeightFile {
   const std::filesystem::path path_;
   std::string key_;
   bool is_complete_ = false;
-  int64_t file_bytes_ = 0;  // of a complete file
-  std::optional<uint64_t> digest_;
-  int64_t end_ = 0;  // of the regions so far
+  int64_t file_bytes_ = 0;          // of a complete file
+  std::optional<uint64_t> digest_;  // to be compared, or told
+  int64_t end_ = 0;                 // of the regions so far
   std::vector<Region> regions_;
   mutable std::atomic<int64_t> last_shown_{0};  // in tenths of a second of steady_clock
 };

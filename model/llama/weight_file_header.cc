@@ -21,6 +21,8 @@ namespace {
 constexpr int64_t kLengthBytes = 8;
 constexpr std::string_view kBegin = R"({"__metadata__":{"format":"lockstep-packed-3","synced":")";
 constexpr int64_t kSyncedOffset = kLengthBytes + static_cast<int64_t>(kBegin.size());
+constexpr std::string_view kBeforeBoot = R"(0","boot_id":")";  // or 1, if it is synced
+constexpr int64_t kBootOffset = kSyncedOffset + static_cast<int64_t>(kBeforeBoot.size());
 static_assert(kMaxHeaderTextBytes == kWeightFileHeaderBytes - kLengthBytes);
 
 bool ReadAll(int fd, int64_t offset, int64_t bytes, void* out) {
@@ -80,6 +82,17 @@ bool WriteWeightFileHeader(int fd, const std::string& text) {
          WriteAll(fd, 0, &length, kLengthBytes);
 }
 
+// The place is that of another boot's.
+bool NoteThatCompared(int fd) {
+  const std::string boot_id = BootId();
+  std::string old(boot_id.size() + 1, '\0');
+  const auto length = static_cast<int64_t>(old.size());
+  if (boot_id.empty() || !ReadAll(fd, kBootOffset, length, old.data()) || old.back() != '"') {
+    return false;
+  }
+  return WriteAll(fd, kBootOffset, boot_id.data(), length - 1);
+}
+
 bool NoteThatSynced(int fd) { return WriteAll(fd, kSyncedOffset, "1", 1); }
 
 std::optional<UsableWeightFile> ReadWeightFileHeader(int fd, const std::string& key) {
@@ -101,7 +114,10 @@ std::optional<UsableWeightFile> ReadWeightFileHeader(int fd, const std::string& 
   const std::string boot_id = BootId();
   const bool is_of_this_boot = !boot_id.empty() && metadata.value("boot_id", "") == boot_id;
   if (!is_synced && !is_of_this_boot) return std::nullopt;
-  UsableWeightFile file{.bytes = info.st_size, .is_synced = is_synced, .digest = std::nullopt};
+  UsableWeightFile file{.bytes = info.st_size,
+                        .is_synced = is_synced,
+                        .is_of_this_boot = is_of_this_boot,
+                        .digest = std::nullopt};
   uint64_t digest = 0;
   if (absl::SimpleHexAtoi(metadata.value("digest", ""), &digest)) file.digest = digest;
   return file;

@@ -24,12 +24,16 @@ std::string WeightFileHeaderText(const std::string& key,
 bool WriteWeightFileHeader(int fd, const std::string& text);
 // In the header: the regions are on the disk. False with errno.
 bool NoteThatSynced(int fd);
+// In the header: they were found to be what was written, in this boot. False when that cannot be
+// noted.
+bool NoteThatCompared(int fd);
 
 // Of a file whose regions can be used; nothing when it is not that: of another key, not finished,
 // or perhaps not on the disk when the machine went down.
 struct UsableWeightFile {
   int64_t bytes = 0;
   bool is_synced = false;
+  bool is_of_this_boot = false;  // written, or compared
   std::optional<uint64_t> digest;
 };
 std::optional<UsableWeightFile> ReadWeightFileHeader(int fd, const std::string& key);

@@ -202,10 +202,14 @@ TEST_F(WeightCacheTest, WeightsPackedAheadAreMapped) {
   EXPECT_EQ(notice_, "");
 }
 
-// Flips a bit of the last region.
+// Flips a bit of the last region, and makes the file another boot's.
 void Damage(const fs::path& directory) {
   const fs::path file = fs::directory_iterator(directory)->path();
   std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
+  std::string begin(4096, '\0');
+  stream.read(begin.data(), std::ssize(begin));
+  const std::string field = R"("boot_id":")";
+  stream.seekp(static_cast<std::streamoff>(begin.find(field) + field.size())) << "another";
   stream.seekg(-1, std::ios::end);
   const char last = static_cast<char>(stream.peek() ^ 1);
   stream.seekp(-1, std::ios::end).put(last);
