@@ -200,7 +200,8 @@ Awaitable<void> CompletionRun::LookAtClient() {
 Awaitable<void> CompletionRun::Finish() {
   if (is_gone_) co_return;
   if (failure_) {
-    const absl::Status why = UpstreamError(connection_, *failure_);
+    const absl::Status why =
+        AboutConstraint(UpstreamError(connection_, *failure_), asked_.constraint_field);
     if (!has_begun_) {
       co_await exchange_.Reply(OpenAiError(why));
       co_return;

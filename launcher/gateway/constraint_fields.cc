@@ -160,6 +160,17 @@ absl::Status ConstraintReader::ReadStructuredOutputs(RequestFields& fields) {
 
 }  // namespace
 
+std::string ConstraintFieldOf(const json& request) {
+  for (const char* name :
+       {"structured_outputs", kGuided.json, kGuided.regex, kGuided.choice, "response_format"}) {
+    const auto field = request.find(name);
+    if (field == request.end() || field->is_null()) continue;
+    const bool is_text = field->is_object() && field->value("type", json()) == "text";
+    if (!is_text) return name;
+  }
+  return "tools";
+}
+
 v1::OutputConstraint* NewConstraint(size_t num_bytes, const char* name, RequestFields& fields,
                                     v1::GenerateRequest& options) {
   if (options.has_constraint()) {

@@ -122,6 +122,17 @@ Json OpenAiErrorJson(const absl::Status& status) {
   return ErrorJson(400, message, param, code);
 }
 
+// "constraint.KIND: ..." or "constraint: ...".
+absl::Status AboutConstraint(const absl::Status& status, const std::string& field) {
+  constexpr absl::string_view kOurs = "constraint";
+  const absl::string_view message = status.message();
+  const size_t end = message.find_first_of(": ");
+  if (!absl::IsInvalidArgument(status) || end == absl::string_view::npos) return status;
+  const absl::string_view name = message.substr(0, end);
+  if (name != kOurs && !absl::StartsWith(name, absl::StrCat(kOurs, "."))) return status;
+  return FieldError(field, absl::StrCat(field, message.substr(end)));
+}
+
 HttpReply OpenAiRefusal(int status, absl::string_view why) { return OpenAiError(status, why); }
 
 HttpReply OpenAiError(const absl::Status& status) {

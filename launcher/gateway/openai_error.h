@@ -17,6 +17,9 @@ HttpReply OpenAiRefusal(int status, absl::string_view why);
 // With the status that says the same in HTTP, and what clients look for: the field at fault, by
 // OpenAI's name, and the code of prompts that are too long.
 HttpReply OpenAiError(const absl::Status& status);
+// What the server says of the constraint of a request, in words of the field that asks for it;
+// other errors as they are.
+absl::Status AboutConstraint(const absl::Status& status, const std::string& field);
 // The same as an event within a stream.
 nlohmann::ordered_json OpenAiErrorJson(const absl::Status& status);
 int HttpStatusOf(absl::StatusCode code);

@@ -259,6 +259,7 @@ absl::StatusOr<OpenAiRequest> ParseCompletionRequest(absl::string_view body) {
   fields.Refuse("suffix", "", "cannot be given: text is not inserted");
   fields.Refuse("best_of", request.num_outputs(), "must be n: outputs are not chosen among more");
   RETURN_IF_ERROR(fields.Finish());
+  request.constraint_field = ConstraintFieldOf(parsed);
   return request;
 }
 
@@ -279,6 +280,7 @@ absl::StatusOr<OpenAiRequest> ParseChatRequest(absl::string_view body) {
   fields.Refuse("function_call", "none", "must be none: say tool_choice instead");
   fields.Refuse("modalities", json::array({"text"}), "must be [\"text\"]");
   RETURN_IF_ERROR(fields.Finish());
+  request.constraint_field = ConstraintFieldOf(parsed);
   return request;
 }
 

@@ -37,6 +37,7 @@ struct OpenAiRequest {
   bool continues_message = false;     // the chat's last, which is the assistant's
   std::set<std::string> tool_names;   // functions that the model may call
   v1::GenerateRequest options;        // all but the prompt
+  std::string constraint_field;       // that asks for the options' constraint
   bool stream = false;
   bool include_usage = false;     // in a last event of the stream
   bool continuous_usage = false;  // and, as far as it goes, in all others

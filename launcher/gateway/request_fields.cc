@@ -16,13 +16,13 @@ namespace {
 
 constexpr char kFieldPayload[] = "lockstep/field";
 
+}  // namespace
+
 absl::Status FieldError(const std::string& field, const std::string& message) {
   absl::Status status = absl::InvalidArgumentError(message);
   status.SetPayload(kFieldPayload, absl::Cord(field));
   return status;
 }
-
-}  // namespace
 
 std::string FieldOf(const absl::Status& status) {
   return std::string(status.GetPayload(kFieldPayload).value_or(absl::Cord()));

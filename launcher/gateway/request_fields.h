@@ -17,6 +17,8 @@ namespace lockstep {
 
 // Of an error of RequestFields; empty: it is about none.
 std::string FieldOf(const absl::Status& status);
+// INVALID_ARGUMENT about that field.
+absl::Status FieldError(const std::string& field, const std::string& message);
 
 class RequestFields {
  public:

@@ -1,10 +1,13 @@
 #include "launcher/gateway/constraint_fields.h"
 
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "launcher/gateway/openai_error.h"
 #include "launcher/gateway/openai_request.h"
 
 namespace lockstep {
@@ -12,6 +15,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Pair;
 
 // What a completion with these fields asks for; chats are read by the same code.
 absl::StatusOr<v1::OutputConstraint> Asked(const std::string& fields) {
@@ -62,6 +66,34 @@ TEST(ConstraintFieldsTest, PatternsAndChoicesReachTheServer) {
               ElementsAre("yes", "no"));
   EXPECT_THAT(Asked(R"("structured_outputs": {"choice": ["b", "a"]})")->choices().texts(),
               ElementsAre("b", "a"));
+}
+
+TEST(ConstraintFieldsTest, WhatTheServerSaysOfOneIsSaidOfItsField) {
+  const auto said_of = [](const std::string& fields, const absl::Status& said) {
+    const auto request = ParseCompletionRequest(absl::StrCat(R"({"prompt": "p", )", fields, "}"));
+    EXPECT_TRUE(request.ok()) << request.status();
+    const nlohmann::ordered_json error =
+        OpenAiErrorJson(AboutConstraint(said, request->constraint_field))["error"];
+    return std::pair(error["param"].dump(), error["message"].get<std::string>());
+  };
+  const absl::Status wrong = absl::InvalidArgumentError("constraint.regex: at byte 0: look-ahead");
+  const std::string rest = ": at byte 0: look-ahead";
+  for (const auto& [fields, name] : std::vector<std::pair<std::string, std::string>>{
+           {R"("guided_regex": "b")", "guided_regex"},
+           {R"("guided_json": {})", "guided_json"},
+           {R"("guided_choice": ["a"])", "guided_choice"},
+           {R"("structured_outputs": {"regex": "a"})", "structured_outputs"},
+           {R"("guided_regex": null, "response_format": {"type": "json_object"})",
+            "response_format"},
+           {R"("response_format": {"type": "text"})", "tools"}}) {
+    EXPECT_THAT(said_of(fields, wrong), Pair(absl::StrCat("\"", name, "\""), name + rest));
+  }
+  EXPECT_THAT(said_of(R"("guided_json": {})", absl::InvalidArgumentError("constraint: no room")),
+              Pair("\"guided_json\"", "guided_json: no room"));
+  EXPECT_THAT(said_of(R"("guided_json": {})", absl::InvalidArgumentError("constraints are many")),
+              Pair("null", "constraints are many"));
+  EXPECT_THAT(said_of(R"("guided_json": {})", absl::UnavailableError("constraint: later")),
+              Pair("null", "constraint: later"));
 }
 
 TEST(ConstraintFieldsTest, WhoAsksForNothingGetsNoConstraint) {

@@ -209,7 +209,8 @@ TEST_F(OpenAiServiceTest, WhatTheServerSaysOfAConstraintIsAnswered) {
     const std::string answer =
         Complete(std::string(R"({"prompt": "a", "guided_regex": "(")") + stream + "}");
     EXPECT_THAT(answer, HasSubstr("400 Bad Request"));
-    EXPECT_THAT(answer, HasSubstr(R"("message":"constraint: regex: \"(\"")"));
+    EXPECT_THAT(answer, HasSubstr(R"("message":"guided_regex: regex: \"(\"")"));
+    EXPECT_THAT(answer, HasSubstr(R"("param":"guided_regex")"));
   }
 }
 
