@@ -11,7 +11,6 @@
 #include "launcher/base/descriptor_limit.h"
 #include "launcher/cli/add_command.h"
 #include "launcher/cli/foreign_flags.h"
-#include "launcher/cli/grpc_log.h"
 #include "launcher/cli/values.h"
 
 namespace lockstep {
@@ -65,7 +64,8 @@ void OpenStandardStreams() {
 int Main(int argc, char** argv) {
   OpenStandardStreams();
   RaiseDescriptorLimit();
-  QuietGrpc();
+  // gRPC's own log lines repeat, at length, what our errors say; GRPC_VERBOSITY=error shows them.
+  ::setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);
   CLI::App program("Lockstep serves Llama-class models from tensor and pipeline parallel ranks.",
                    "lockstep");
   program.set_version_flag("--version", std::string("lockstep ") + Version());
