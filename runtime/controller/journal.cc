@@ -136,10 +136,13 @@ absl::Status Journal::Load(absl::Time now) {
   }
   num_bytes_cut_ = static_cast<int64_t>(bytes.size() - parsed->num_valid_bytes);
   for (const v1::JournalRecord& record : parsed->records) Apply(record, now);
-  if (!entries_.empty() && parsed->header.model_fingerprint() != options_.model_fingerprint) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("journal ", options_.path,
-                     " holds requests to another model: name another file, or remove it"));
+  if (parsed->header.model_fingerprint() != options_.model_fingerprint) {
+    if (!waiting_.empty()) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("journal ", options_.path,
+                       " holds requests to another model: name another file, or remove it"));
+    }
+    ForgetFinished();
   }
   num_recovered_ = static_cast<int>(waiting_.size());
   return absl::OkStatus();
@@ -347,6 +350,10 @@ void Journal::Remove(Entries::iterator entry) {
   entries_.erase(entry);
 }
 
+void Journal::ForgetFinished() {
+  while (!finished_.empty()) Remove(entries_.find(finished_.begin()->second));
+}
+
 bool Journal::Append(const v1::JournalRecord& record) {
   const std::string frame = JournalFrame(record);
   absl::Status written = MakeShort(static_cast<int64_t>(frame.size()));
@@ -354,7 +361,7 @@ bool Journal::Append(const v1::JournalRecord& record) {
   // What has ended, or finished, may take the room that is missing. Once: where that does not help,
   // it would be much work for every request.
   if (!written.ok() && error().ok()) {
-    while (!finished_.empty()) Remove(entries_.find(finished_.begin()->second));
+    ForgetFinished();
     if (Rewrite().ok()) written = Write(frame);
   }
   if (!written.ok() && Empty()) written = Write(frame);

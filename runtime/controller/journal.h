@@ -101,6 +101,7 @@ class Journal {
   void DropExpired(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Drop(Entries::iterator entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Remove(Entries::iterator entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void ForgetFinished() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool Append(const v1::JournalRecord& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status MakeShort(int64_t num_more_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   int64_t MaxFileBytes() const;

@@ -178,6 +178,17 @@ TEST_F(JournalTest, AnotherModelsIsRefusedWhileItHoldsRequests) {
   EXPECT_TRUE(Journal::Open(options_, kJournalStart).ok());
 }
 
+TEST_F(JournalTest, WhatFinishedKeepsNoOtherModelOut) {
+  ASSERT_TRUE(Open().ok());
+  EXPECT_TRUE(journal_->Accept(RequestOf("a"), 1, kJournalStart));
+  journal_->Finish("a", 1, kJournalStart);
+  journal_.reset();
+  options_.model_fingerprint = "another";
+  const auto opened = Journal::Open(options_, kJournalStart);
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  EXPECT_EQ((*opened)->num_requests(), 0);
+}
+
 TEST_F(JournalTest, OneProcessHoldsIt) {
   ASSERT_TRUE(Open().ok());
   EXPECT_THAT(std::string(Journal::Open(options_, kJournalStart).status().message()),
