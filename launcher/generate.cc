@@ -330,12 +330,7 @@ int RunGenerate(const GenerateOptions& options) {
   std::optional<EndAtInterrupt> early(std::in_place, interrupts, [] { return kExitFailure; });
   absl::Status status;
   if (options.chat) status = WriteAsChats(**connection, options.system, *prompts);
-  if (status.ok() && options.echoes()) {
-    status = DetokenizePrompts(**connection, *prompts);
-    if (absl::IsFailedPrecondition(status)) {  // without a tokenizer
-      status = absl::FailedPreconditionError("the model has no text: give --json as well");
-    }
-  }
+  if (status.ok() && options.echoes()) status = DetokenizePrompts(**connection, *prompts);
   if (!status.ok()) return Fail(kGenerateCommand, status);
   early.reset();
   GenerateRun run(options, **connection, *std::move(request), *std::move(prompts));
