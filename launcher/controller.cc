@@ -60,8 +60,8 @@ absl::Status Control(const ControllerCommandOptions& options, InterruptWatcher& 
   session.controller.keep_ranks = options.keep_ranks;
   session.listen_host = listen.host;
   session.drain_timeout = absl::Seconds(options.controller.drain_seconds);
-  ASSIGN_OR_RETURN(session.metrics, UsageErrorIfInvalid(MetricsListener(
-                                        options.controller.metrics_listen, session.controller)));
+  ASSIGN_OR_RETURN(session.metrics,
+                   UsageErrorIfInvalid(MetricsListener(options.controller, session.controller)));
   std::optional<RuntimeDir> files;  // of the gateway's socket
   if (!options.controller.http_listen.empty()) {
     ASSIGN_OR_RETURN(RuntimeDir made, RuntimeDir::Create());

@@ -37,6 +37,7 @@ struct GatewayOptions {
   ConnectionFlags connection;
   std::string listen = "127.0.0.1:8000";
   TlsFiles https;
+  std::vector<std::string> allowed_hosts;
   bool insecure_listen = false;
   int max_connections = HttpLimits().max_connections;
   double drain_seconds = 30;
@@ -50,6 +51,7 @@ absl::StatusOr<HttpServerOptions> ServerOptions(const GatewayOptions& options) {
   ASSIGN_OR_RETURN(server.listen, ParseHostPort(options.listen));
   server.limits.max_connections = options.max_connections;
   server.refusal = OpenAiRefusal;
+  server.allowed_hosts = options.allowed_hosts;
   if (!options.https.empty()) {
     ASSIGN_OR_RETURN(server.tls, LoadTlsIdentity(options.https));
   }
@@ -179,7 +181,10 @@ void AddHttpFlags(CLI::App& command, GatewayOptions& options) {
       .add_flag("--insecure-listen", options.insecure_listen,
                 "let --listen be reached from other hosts without TLS")
       ->group(group);
-  command.add_option("--max-connections", options.max_connections, "more wait until others end")
+  AddAllowedHostFlag(command, group, options.allowed_hosts);
+  command
+      .add_option("--max-connections", options.max_connections,
+                  "with more, those end that are idle; else they wait until others end")
       ->type_name("N")
       ->check(Between(1, 60000))
       ->capture_default_str()

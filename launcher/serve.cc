@@ -171,8 +171,8 @@ absl::Status Serve(const ServeOptions& options, InterruptWatcher& interrupts, Se
   session.controller.secret = secret;
   session.listen_host = plan.listen.host;
   session.drain_timeout = absl::Seconds(options.controller.drain_seconds);
-  ASSIGN_OR_RETURN(session.metrics, UsageErrorIfInvalid(MetricsListener(
-                                        options.controller.metrics_listen, session.controller)));
+  ASSIGN_OR_RETURN(session.metrics,
+                   UsageErrorIfInvalid(MetricsListener(options.controller, session.controller)));
   ASSIGN_OR_RETURN(session.gateway,
                    UsageErrorIfInvalid(PlanGateway(options.controller, files.directory.path(),
                                                    files.program.program(), session.controller)));

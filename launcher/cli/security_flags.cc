@@ -31,6 +31,17 @@ void AddServerTlsFlags(CLI::App& command, const std::string& prefix, const char*
       ->needs(certificate);
 }
 
+void AddAllowedHostFlag(CLI::App& command, const char* group, std::vector<std::string>& hosts) {
+  command
+      .add_option("--allowed-host", hosts,
+                  "another name by which HTTP clients may call a listener on loopback without TLS "
+                  "(their Host header); * = any, also web pages' (default: this host's name, "
+                  "localhost, addresses, names without a dot)")
+      ->type_name("NAME")
+      ->allow_extra_args(false)
+      ->group(group);
+}
+
 void AddServiceSecurityFlags(CLI::App& command, ServiceSecurityFlags& flags) {
   const char* group = "Security of the clients' service";
   AddServerTlsFlags(command, "tls", group, flags.client_tls);

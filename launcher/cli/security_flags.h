@@ -28,6 +28,8 @@ struct ServiceSecurityFlags {
 // --PREFIX-cert, --PREFIX-key and --PREFIX-client-ca of a server: the first two or neither.
 void AddServerTlsFlags(CLI::App& command, const std::string& prefix, const char* group,
                        TlsFiles& files);
+// --allowed-host of what answers HTTP: HttpServerOptions::allowed_hosts.
+void AddAllowedHostFlag(CLI::App& command, const char* group, std::vector<std::string>& hosts);
 void AddServiceSecurityFlags(CLI::App& command, ServiceSecurityFlags& flags);
 // --PREFIXtls-cert, --PREFIXtls-key, --PREFIXtls-ca: all or none.
 void AddRankTlsFlags(CLI::App& command, const std::string& prefix, RankTlsFlags& flags);

@@ -204,6 +204,7 @@ void AddControllerFlags(CLI::App& command, ControllerFlags& flags) {
       ->type_name("HOST:PORT")
       ->check(HostAndPort())
       ->group(group);
+  AddAllowedHostFlag(command, group, flags.allowed_hosts);
   command
       .add_option("--served-model-name", flags.served_model_name,
                   "what clients call the model (default: its directory's name; of a Hugging Face "

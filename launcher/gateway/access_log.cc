@@ -18,9 +18,11 @@ absl::StatusOr<std::unique_ptr<AccessLog>> AccessLog::Open(const std::string& pa
 }
 
 void AccessLog::Write(const nlohmann::ordered_json& entry) {
+  // ASCII alone: clients choose paths, terminals obey C1 controls and turn at bidirectional marks.
   const std::string line =
       (is_torn_ ? "\n" : "") +
-      entry.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+      entry.dump(-1, ' ', /*ensure_ascii=*/true, nlohmann::ordered_json::error_handler_t::replace) +
+      "\n";
   const ssize_t written = ::write(fd_.get(), line.data(), line.size());
   if (written > 0) is_torn_ = written < static_cast<ssize_t>(line.size());
   if (written == static_cast<ssize_t>(line.size())) {

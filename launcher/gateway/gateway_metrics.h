@@ -34,6 +34,7 @@ class MeteredExchange final : public HttpExchange {
   ~MeteredExchange() override;
 
   const HttpRequest& request() const override { return exchange_.request(); }
+  Awaitable<std::optional<HttpReply>> ReadBody() override { return exchange_.ReadBody(); }
   Awaitable<void> Reply(HttpReply reply) override;
   Awaitable<bool> BeginStream(absl::string_view content_type) override;
   Awaitable<bool> Write(absl::string_view piece) override;

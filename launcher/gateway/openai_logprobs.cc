@@ -54,8 +54,9 @@ void CompletionLogprobs::Add(const v1::Logprobs& token) {
   tokens_.push_back(TokenName(chosen.text()));
   logprobs_.push_back(chosen.logprob());
   Json all = Json::object();
-  for (const v1::TokenLogprob& top : token.top()) all[TokenName(top.text())] = top.logprob();
-  all[TokenName(chosen.text())] = chosen.logprob();
+  // Tokens of one text ("a", and byte 0x61) have one name: the likeliest's, which comes first.
+  for (const v1::TokenLogprob& top : token.top()) all.emplace(TokenName(top.text()), top.logprob());
+  all.emplace(TokenName(chosen.text()), chosen.logprob());
   top_.push_back(std::move(all));
   Advance(chosen.text());
 }

@@ -205,10 +205,15 @@ Awaitable<void> OpenAiService::AnswerPost(MeteredExchange& exchange, const char*
                           Excerpt(http.content_type, 60), "\"")));
     co_return;
   }
-  // Before a body that may be long is parsed: who has no token is told that alone.
+  // Before a body that may be long is read: who has no token is told that alone.
   const auto info = co_await server_.ServerInfo(exchange);
   if (!info.ok()) {
     co_await exchange.Reply(OpenAiError(info.status()));
+    co_return;
+  }
+  std::optional<HttpReply> refusal = co_await exchange.ReadBody();
+  if (refusal) {
+    co_await exchange.Reply(*std::move(refusal));
     co_return;
   }
   const auto request = ParserOf(route)(http.body);

@@ -12,6 +12,7 @@
 
 #include <boost/asio/awaitable.hpp>
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "absl/strings/string_view.h"
@@ -27,7 +28,7 @@ struct HttpRequest {
   std::string path;           // without query
   std::string content_type;   // empty = none
   std::string authorization;  // the header's value; empty = none
-  std::string body;
+  std::string body;           // see HttpExchange::ReadBody
 };
 
 struct HttpReply {
@@ -46,6 +47,10 @@ class HttpExchange {
   virtual ~HttpExchange() = default;
 
   virtual const HttpRequest& request() const = 0;
+  // Until then a long body is not in the request: who may not send it is told before. What it
+  // returns is the answer to a body that did not come whole. Once at most. A connection whose
+  // body was not asked for ends with the answer.
+  virtual Awaitable<std::optional<HttpReply>> ReadBody() = 0;
   virtual Awaitable<void> Reply(HttpReply reply) = 0;
   // Status 200, a body of unknown length (chunked; for HTTP/1.0 up to the end of the connection).
   virtual Awaitable<bool> BeginStream(absl::string_view content_type) = 0;

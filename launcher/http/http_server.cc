@@ -28,6 +28,7 @@ using ErrorCode = boost::system::error_code;
 
 // When there are no descriptors left, or too many connections.
 constexpr std::chrono::milliseconds kPauseAfterError{100};
+constexpr std::chrono::milliseconds kTimeToEnd{1};
 
 absl::StatusOr<std::unique_ptr<boost::asio::ssl::context>> MakeTls(const TlsIdentity& identity) {
   namespace ssl = boost::asio::ssl;
@@ -92,6 +93,8 @@ class HttpServer::Acceptor : public std::enable_shared_from_this<Acceptor> {
     }
     HostPort bound = options.listen;
     bound.port = acceptor_.local_endpoint().port();
+    // With TLS a browser wants a certificate of the name.
+    if (endpoint.address().is_loopback() && !tls_) state_.hosts.emplace(options.allowed_hosts);
     url_ = absl::StrCat(tls_ ? "https://" : "http://", bound.ToString());
     return absl::OkStatus();
   }
@@ -107,7 +110,7 @@ class HttpServer::Acceptor : public std::enable_shared_from_this<Acceptor> {
     acceptor_.close(ignored);
     pause_.cancel();
     for (HttpConnection* connection : connections_) {
-      if (connection->is_idle()) connection->Close();
+      if (connection->idle_since()) connection->Close();
     }
   }
 
@@ -127,16 +130,32 @@ class HttpServer::Acceptor : public std::enable_shared_from_this<Acceptor> {
   static Awaitable<void> Accept(std::shared_ptr<Acceptor> self) {
     while (!self->state_.is_draining) {
       ErrorCode error;
-      if (self->num_connections() < self->max_connections_) {
-        tcp::socket socket = co_await self->acceptor_.async_accept(
-            boost::asio::redirect_error(boost::asio::use_awaitable, error));
+      const auto told = [&error] {
+        return boost::asio::redirect_error(boost::asio::use_awaitable, error);
+      };
+      const bool is_full = self->num_connections() >= self->max_connections_;
+      if (is_full) {
+        co_await self->acceptor_.async_wait(tcp::acceptor::wait_read, told());
+      } else {
+        tcp::socket socket = co_await self->acceptor_.async_accept(told());
         if (!error) self->Serve(std::move(socket));
-        if (!error || self->state_.is_draining) continue;
       }
-      self->pause_.expires_after(kPauseAfterError);
-      co_await self->pause_.async_wait(
-          boost::asio::redirect_error(boost::asio::use_awaitable, error));
+      if ((!error && !is_full) || self->state_.is_draining) continue;
+      const bool makes_room = !error && self->CloseOneThatIsIdle();
+      self->pause_.expires_after(makes_room ? kTimeToEnd : kPauseAfterError);
+      co_await self->pause_.async_wait(told());
     }
+  }
+
+  // The one that has been for the longest time.
+  bool CloseOneThatIsIdle() {
+    HttpConnection* first = nullptr;
+    for (HttpConnection* connection : connections_) {
+      if (!connection->idle_since()) continue;
+      if (first == nullptr || connection->idle_since() < first->idle_since()) first = connection;
+    }
+    if (first != nullptr) first->Close();
+    return first != nullptr;
   }
 
   void Serve(tcp::socket socket) {

@@ -1,6 +1,6 @@
 // An HTTP/1.1 server for strangers, by Boost.Beast: in clear or with TLS, with a limit to all that
 // a client can take: sizes of header and body, time for each, connections, and memory for all
-// bodies together.
+// bodies and answers together.
 //
 // Belongs to one io_context and the one thread that runs it.
 #pragma once
@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -21,10 +22,16 @@
 namespace lockstep {
 
 struct HttpLimits {
-  int max_connections = 1024;  // more wait in the listen queue
+  // With more, those end that have been between requests the longest; others wait in the listen
+  // queue.
+  int max_connections = 1024;
   uint32_t max_header_bytes = 16 << 10;
   int64_t max_body_bytes = 8 << 20;
-  int64_t max_bodies_bytes = int64_t{256} << 20;  // of all requests that are being read or answered
+  // Of all requests that are being read or answered, and of all answers that are being sent; short
+  // ones do not count.
+  int64_t max_bodies_bytes = int64_t{256} << 20;
+  int64_t max_answers_bytes = int64_t{256} << 20;
+  int64_t short_bytes = 64 << 10;  // bodies of which are there before the handler is called
   absl::Duration header_timeout = absl::Seconds(30);
   absl::Duration body_timeout = absl::Seconds(60);
   absl::Duration write_timeout = absl::Seconds(60);  // for each piece of an answer
@@ -38,6 +45,10 @@ struct HttpServerOptions {
   HttpLimits limits = {};
   // What a client is answered whose request the handler does not see: it is not HTTP, or too long.
   HttpReply (*refusal)(int status, absl::string_view why) = PlainReply;
+  // Where it listens on loopback without TLS, who asks for another host's name is refused: a page
+  // of that name in a browser here, which was told that the name is this machine's ("DNS
+  // rebinding"). Addresses and names without a dot are no such names; "*": none is.
+  std::vector<std::string> allowed_hosts = {};
 };
 
 class HttpServer {

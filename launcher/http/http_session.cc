@@ -36,19 +36,6 @@ auto Told(boost::system::error_code& error) {
   return boost::asio::redirect_error(boost::asio::use_awaitable, error);
 }
 
-// Why a request's end, or whom it is for, is a matter of opinion, of which proxies may have another
-// (RFC 9112, 3.2 and 6.3); null: nothing.
-template <typename Parser>
-const char* FlawOf(const Parser& parser) {
-  const auto& header = parser.get();
-  if (header.count(http::field::transfer_encoding) > 0) {
-    if (!parser.chunked()) return "Transfer-Encoding other than chunked";  // beside a length: Beast
-    if (header.version() < 11) return "Transfer-Encoding in HTTP/1.0";
-  }
-  if (header.version() == 11 && header.count(http::field::host) != 1) return "no Host, or several";
-  return nullptr;
-}
-
 // "http://host/path" is "/path": RFC 9112, 3.2.2.
 absl::string_view WithoutAuthority(absl::string_view target) {
   const size_t scheme = target.find("://");
@@ -88,91 +75,132 @@ Awaitable<bool> HttpSession<Stream>::Handshake() {
 // False when there is no next request.
 template <typename Stream>
 Awaitable<bool> HttpSession<Stream>::ServeOne() {
-  Parser parser;
-  parser.header_limit(state_.limits.max_header_bytes);
-  parser.body_limit(static_cast<uint64_t>(state_.limits.max_body_bytes));
+  parser_.emplace();
+  parser_->header_limit(state_.limits.max_header_bytes);
+  parser_->body_limit(static_cast<uint64_t>(state_.limits.max_body_bytes));
   ErrorCode error;
-  is_idle_ = buffer_.size() == 0;
+  if (buffer_.size() == 0) idle_since_ = SteadyNow();
   ExpireAfter(keep_alive_ ? state_.limits.idle_timeout : state_.limits.header_timeout);
-  co_await http::async_read_header(stream_, buffer_, parser, Told(error));
-  is_idle_ = false;
-  version_ = 11;
+  co_await http::async_read_header(stream_, buffer_, *parser_, Told(error));
+  idle_since_.reset();
+  const auto& header = parser_->get();
+  version_ = error ? 11 : header.version();
+  is_head_ = !error && header.method() == http::verb::head;
   keep_alive_ = false;
-  if (error) {
-    co_await Refuse(error);
-    co_return false;
+  std::optional<HttpReply> refusal = error ? RefusalOf(error) : FlawOf();
+  if (!error && !refusal) {
+    keep_alive_ = header.keep_alive() && !state_.is_draining;
+    const absl::string_view target =
+        WithoutAuthority({header.target().data(), header.target().size()});
+    request_ = {.client = client_,
+                .method = std::string(header.method_string()),
+                .path = std::string(target.substr(0, target.find('?'))),
+                .content_type = std::string(header[http::field::content_type]),
+                .authorization = std::string(header[http::field::authorization]),
+                .body = {}};
+    if (HasShortBody()) refusal = co_await ReadBody();
   }
-  version_ = parser.get().version();
-  is_head_ = parser.get().method() == http::verb::head;
-  const char* const flaw = FlawOf(parser);
-  if (flaw != nullptr) {
-    co_await Reply(state_.refusal(400, absl::StrCat("not HTTP: ", flaw)));
-    co_return false;
+  if (refusal) {
+    keep_alive_ = false;
+    co_await Reply(*std::move(refusal));
+  } else if (!error) {
+    co_await state_.handler(*this);
   }
-  BodyBudget budget(state_);
-  const bool is_read = co_await ReadBody(parser, budget);
-  if (!is_read) co_return false;
-  auto message = parser.release();
-  keep_alive_ = message.keep_alive() && !state_.is_draining;
-  const absl::string_view target =
-      WithoutAuthority({message.target().data(), message.target().size()});
-  request_ = {.client = client_,
-              .method = std::string(message.method_string()),
-              .path = std::string(target.substr(0, target.find('?'))),
-              .content_type = std::string(message[http::field::content_type]),
-              .authorization = std::string(message[http::field::authorization]),
-              .body = std::move(message.body())};
-  co_await state_.handler(*this);
   request_ = {};
+  body_share_.Take(0);
   co_return keep_alive_ && !state_.is_draining && Socket().socket().is_open();
 }
 
-// What a body counts is what has come of it: who only promises much takes nothing from others.
+// Why a request's end, or whom it is for, is a matter of opinion, of which proxies may have another
+// (RFC 9112, 3.2 and 6.3), or why it is not for this server.
 template <typename Stream>
-Awaitable<bool> HttpSession<Stream>::ReadBody(Parser& parser, BodyBudget& budget) {
+std::optional<HttpReply> HttpSession<Stream>::FlawOf() const {
+  const auto& header = parser_->get();
+  const auto not_http = [this](absl::string_view flaw) {
+    return state_.refusal(400, absl::StrCat("not HTTP: ", flaw));
+  };
+  if (header.count(http::field::transfer_encoding) > 0) {
+    if (!parser_->chunked()) {
+      return not_http("Transfer-Encoding other than chunked");  // beside a length: Beast
+    }
+    if (header.version() < 11) return not_http("Transfer-Encoding in HTTP/1.0");
+  }
+  if (header.version() == 11 && header.count(http::field::host) != 1) {
+    return not_http("no Host, or several");
+  }
+  const std::string host(header[http::field::host]);
+  if (!state_.hosts || state_.hosts->Has(host)) return std::nullopt;
+  return state_.refusal(403,
+                        absl::StrCat("this server listens for its own machine alone, not as \"",
+                                     Excerpt(host, 60), "\" (--allowed-host)"));
+}
+
+// What is short, and whoever only promises much, takes nothing from others.
+template <typename Stream>
+bool HttpSession<Stream>::HasShortBody() const {
+  const auto length = parser_->content_length();
+  return parser_->is_done() ||
+         (length && *length <= static_cast<uint64_t>(state_.limits.short_bytes));
+}
+
+template <typename Stream>
+Awaitable<std::optional<HttpReply>> HttpSession<Stream>::ReadBody() {
   ErrorCode error;
+  std::optional<HttpReply> refusal;
+  if (parser_->is_done()) {
+    // Unless it is there already.
+    if (request_.body.empty()) request_.body = std::move(parser_->get().body());
+    co_return refusal;
+  }
   ExpireAfter(state_.limits.body_timeout);
-  if (boost::beast::iequals(parser.get()[http::field::expect], "100-continue")) {
+  if (boost::beast::iequals(parser_->get()[http::field::expect], "100-continue")) {
     http::response<http::empty_body> go_on{http::status::continue_, version_};
     co_await http::async_write(stream_, go_on, Told(error));
-    if (error) co_return false;
   }
-  while (!error && !parser.is_done()) {
-    co_await http::async_read_some(stream_, buffer_, parser, Told(error));
-    if (budget.Take(static_cast<int64_t>(parser.get().body().size()))) continue;
-    HttpReply reply = state_.refusal(503, "too many requests are being read");
-    reply.retry_after_seconds = 1;
-    co_await Reply(std::move(reply));
-    co_return false;
+  while (!error && !refusal && !parser_->is_done()) {
+    co_await http::async_read_some(stream_, buffer_, *parser_, Told(error));
+    const auto size = static_cast<int64_t>(parser_->get().body().size());
+    if (!body_share_.Take(size <= state_.limits.short_bytes ? 0 : size)) {
+      refusal = state_.refusal(503, "too many requests are being read");
+      refusal->retry_after_seconds = 1;
+    }
   }
-  if (!error) co_return true;
-  co_await Refuse(error);
-  co_return false;
+  if (error) refusal = RefusalOf(error).value_or(state_.refusal(408, "the body did not come"));
+  if (!refusal) request_.body = std::move(parser_->get().body());
+  co_return refusal;
 }
 
 // What could not be read as HTTP is told so; whoever has gone or was too slow is not.
 template <typename Stream>
-Awaitable<void> HttpSession<Stream>::Refuse(const ErrorCode& error) {
-  int status = 400;
-  std::string why;
+std::optional<HttpReply> HttpSession<Stream>::RefusalOf(const ErrorCode& error) const {
   if (error == http::error::header_limit) {
-    status = 431;
-    why = absl::StrCat("the header is longer than ", state_.limits.max_header_bytes, " bytes");
-  } else if (error == http::error::body_limit) {
-    status = 413;
-    why = absl::StrCat("the body is longer than ", state_.limits.max_body_bytes, " bytes");
-  } else if (error.category() == http::make_error_code(http::error::bad_method).category() &&
-             error != http::error::end_of_stream && error != http::error::partial_message) {
-    why = absl::StrCat("not HTTP: ", error.message());
-  } else {
-    co_return;
+    return state_.refusal(
+        431, absl::StrCat("the header is longer than ", state_.limits.max_header_bytes, " bytes"));
   }
-  keep_alive_ = false;
-  co_await Reply(state_.refusal(status, why));
+  if (error == http::error::body_limit) {
+    return state_.refusal(
+        413, absl::StrCat("the body is longer than ", state_.limits.max_body_bytes, " bytes"));
+  }
+  if (error == http::error::buffer_overflow) {
+    return state_.refusal(431, absl::StrCat("what stands around the body's chunks is longer than ",
+                                            buffer_.max_size(), " bytes"));
+  }
+  const bool is_about_http =
+      error.category() == http::make_error_code(http::error::bad_method).category() &&
+      error != http::error::end_of_stream && error != http::error::partial_message;
+  if (!is_about_http) return std::nullopt;
+  return state_.refusal(400, absl::StrCat("not HTTP: ", error.message()));
 }
 
 template <typename Stream>
 Awaitable<void> HttpSession<Stream>::Reply(HttpReply reply) {
+  MemoryShare share(state_.answers_bytes, state_.limits.max_answers_bytes);
+  const auto size = static_cast<int64_t>(reply.body.size());
+  if (size > state_.limits.short_bytes && !share.Take(size)) {
+    reply = state_.refusal(503, "too many answers are being sent");
+    reply.retry_after_seconds = 1;
+  }
+  if (!parser_->is_done()) keep_alive_ = false;  // what comes next is the body
   http::response<http::string_body> response{static_cast<http::status>(reply.status), version_};
   SetDate(response);
   response.set(http::field::content_type, reply.content_type);

@@ -9,7 +9,10 @@
 #include <boost/beast/http/string_body.hpp>
 #include <boost/beast/ssl/ssl_stream.hpp>
 #include <cstdint>
+#include <optional>
 
+#include "kernels/base/steady_clock.h"
+#include "launcher/http/host_names.h"
 #include "launcher/http/http_exchange.h"
 #include "launcher/http/http_server.h"
 
@@ -23,7 +26,9 @@ struct HttpServerState {
   HttpLimits limits;
   HttpHandler handler;
   HttpReply (*refusal)(int status, absl::string_view why);
-  int64_t bodies_bytes = 0;  // held, or promised by headers that were read
+  std::optional<HostNames> hosts;  // that may be asked for; none = all
+  int64_t bodies_bytes = 0;        // held
+  int64_t answers_bytes = 0;
   bool is_draining = false;
 };
 
@@ -31,8 +36,31 @@ struct HttpServerState {
 class HttpConnection {
  public:
   virtual ~HttpConnection() = default;
-  virtual bool is_idle() const = 0;  // between requests
-  virtual void Close() = 0;          // whatever waits for it goes on with an error
+  // Since when it has been between requests; none = it is not.
+  virtual std::optional<absl::Time> idle_since() const = 0;
+  virtual void Close() = 0;  // whatever waits for it goes on with an error
+};
+
+// A part of the memory for bodies, or for answers.
+class MemoryShare {
+ public:
+  MemoryShare(int64_t& all, int64_t most) : all_(all), most_(most) {}
+  ~MemoryShare() { all_ -= bytes_; }
+  MemoryShare(const MemoryShare&) = delete;
+  MemoryShare& operator=(const MemoryShare&) = delete;
+  // Instead of what it has; false where there is not as much.
+  bool Take(int64_t bytes) {
+    const int64_t all = all_ - bytes_ + bytes;
+    if (all > most_) return false;
+    all_ = all;
+    bytes_ = bytes;
+    return true;
+  }
+
+ private:
+  int64_t& all_;
+  const int64_t most_;
+  int64_t bytes_ = 0;
 };
 
 // Stream: PlainStream or TlsStream.
@@ -44,7 +72,7 @@ class HttpSession final : public HttpConnection, private HttpExchange {
   // Until the connection ends.
   Awaitable<void> Run();
 
-  bool is_idle() const override { return is_idle_; }
+  std::optional<absl::Time> idle_since() const override { return idle_since_; }
   void Close() override {
     boost::system::error_code ignored;
     Socket().socket().close(ignored);
@@ -54,27 +82,6 @@ class HttpSession final : public HttpConnection, private HttpExchange {
   using ErrorCode = boost::system::error_code;
   using Parser = boost::beast::http::request_parser<boost::beast::http::string_body>;
 
-  // A part of the memory for bodies.
-  class BodyBudget {
-   public:
-    explicit BodyBudget(HttpServerState& state) : state_(state) {}
-    ~BodyBudget() { state_.bodies_bytes -= bytes_; }
-    BodyBudget(const BodyBudget&) = delete;
-    BodyBudget& operator=(const BodyBudget&) = delete;
-    // Instead of what it has; false where there is not as much.
-    bool Take(int64_t bytes) {
-      const int64_t all = state_.bodies_bytes - bytes_ + bytes;
-      if (all > state_.limits.max_bodies_bytes) return false;
-      state_.bodies_bytes = all;
-      bytes_ = bytes;
-      return true;
-    }
-
-   private:
-    HttpServerState& state_;
-    int64_t bytes_ = 0;
-  };
-
   boost::beast::tcp_stream& Socket() { return boost::beast::get_lowest_layer(stream_); }
   void ExpireAfter(absl::Duration duration) {
     Socket().expires_after(absl::ToChronoNanoseconds(duration));
@@ -82,11 +89,13 @@ class HttpSession final : public HttpConnection, private HttpExchange {
 
   Awaitable<bool> Handshake();
   Awaitable<bool> ServeOne();
-  Awaitable<bool> ReadBody(Parser& parser, BodyBudget& budget);
-  Awaitable<void> Refuse(const ErrorCode& error);
+  std::optional<HttpReply> FlawOf() const;
+  bool HasShortBody() const;
+  std::optional<HttpReply> RefusalOf(const ErrorCode& error) const;
   Awaitable<void> Shutdown();
 
   const HttpRequest& request() const override { return request_; }
+  Awaitable<std::optional<HttpReply>> ReadBody() override;
   Awaitable<void> Reply(HttpReply reply) override;
   Awaitable<bool> BeginStream(absl::string_view content_type) override;
   Awaitable<bool> Write(absl::string_view piece) override;
@@ -95,13 +104,16 @@ class HttpSession final : public HttpConnection, private HttpExchange {
 
   Stream stream_;
   HttpServerState& state_;
-  boost::beast::flat_buffer buffer_;
+  // Holds a header, or what stands around a chunk, to its end.
+  boost::beast::flat_buffer buffer_{64 << 10};
   std::string client_;
+  std::optional<Parser> parser_;
+  MemoryShare body_share_{state_.bodies_bytes, state_.limits.max_bodies_bytes};
   HttpRequest request_;
   unsigned version_ = 11;
   bool keep_alive_ = false;  // after this answer
   bool is_head_ = false;     // answers have no body
-  bool is_idle_ = false;
+  std::optional<absl::Time> idle_since_ = SteadyNow();
 };
 
 }  // namespace lockstep

@@ -47,13 +47,14 @@ std::vector<std::string> GatewayCommand(const GatewayLaunch& launch) {
                                       launch.http_listen,
                                       "--drain-seconds",
                                       absl::StrCat(kDrainSeconds)};
-  const auto add = [&](const char* flag, const std::string& file) {
-    if (!file.empty()) command.insert(command.end(), {flag, file});
+  const auto add = [&](const char* flag, const std::string& value) {
+    if (!value.empty()) command.insert(command.end(), {flag, value});
   };
   add("--https-cert", launch.tls.certificate);
   add("--https-key", launch.tls.key);
   add("--https-client-ca", launch.tls.authority);
   add("--access-log", launch.access_log);
+  for (const std::string& host : launch.allowed_hosts) add("--allowed-host", host);
   if (launch.insecure_listen) command.push_back("--insecure-listen");
   return command;
 }
@@ -72,8 +73,13 @@ absl::StatusOr<std::optional<GatewayLaunch>> PlanGateway(const ControllerFlags& 
                      .is_permitted = !security.client_tls.empty() || security.insecure_listen,
                      .tls_flags = "--tls-cert and --tls-key"}));
   controller.local_listen = absl::StrCat("unix:", (directory / "gateway.socket").string());
-  return GatewayLaunch{program,          controller.local_listen, flags.http_listen,
-                       flags.access_log, security.client_tls,     security.insecure_listen};
+  return GatewayLaunch{program,
+                       controller.local_listen,
+                       flags.http_listen,
+                       flags.access_log,
+                       flags.allowed_hosts,
+                       security.client_tls,
+                       security.insecure_listen};
 }
 
 GatewayProcess::GatewayProcess(const GatewayLaunch& launch, ServeReport& report)

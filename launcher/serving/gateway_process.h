@@ -27,7 +27,8 @@ struct GatewayLaunch {
   std::string server;       // "unix:/path", where the controller lets it in
   std::string http_listen;  // "HOST:PORT"; port 0 = any free one, and the same after that
   std::string access_log;   // a file; empty = none
-  TlsFiles tls;             // empty = in clear
+  std::vector<std::string> allowed_hosts;
+  TlsFiles tls;  // empty = in clear
   bool insecure_listen = false;
 };
 

@@ -46,9 +46,11 @@ void RunToTheEnd(boost::asio::io_context& io) {
 }  // namespace
 
 absl::StatusOr<std::optional<HttpServerOptions>> MetricsListener(
-    const std::string& address, const ControllerOptions& controller) {
+    const ControllerFlags& flags, const ControllerOptions& controller) {
+  const std::string& address = flags.metrics_listen;
   if (address.empty()) return std::nullopt;
   HttpServerOptions options;
+  options.allowed_hosts = flags.allowed_hosts;
   ASSIGN_OR_RETURN(options.listen, ParseHostPort(address));
   options.limits.max_connections = kMaxConnections;
   options.limits.max_body_bytes = kMaxBodyBytes;

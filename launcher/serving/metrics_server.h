@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "absl/status/statusor.h"
+#include "launcher/cli/serving_flags.h"
 #include "launcher/http/http_exchange.h"
 #include "launcher/http/http_server.h"
 #include "runtime/controller/controller.h"
@@ -17,11 +18,11 @@
 
 namespace lockstep {
 
-// As secure as the clients' service: encrypted with its certificate, where it has one. Nothing for
-// no address. Errors: INVALID_ARGUMENT for one that is none, FAILED_PRECONDITION for one that
-// others can reach without TLS.
+// As secure as the clients' service: encrypted with its certificate, where it has one. Nothing
+// without --metrics-listen. Errors: INVALID_ARGUMENT for an address that is none,
+// FAILED_PRECONDITION for one that others can reach without TLS.
 absl::StatusOr<std::optional<HttpServerOptions>> MetricsListener(
-    const std::string& address, const ControllerOptions& controller);
+    const ControllerFlags& flags, const ControllerOptions& controller);
 
 class MetricsServer {
  public:

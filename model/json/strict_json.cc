@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
@@ -22,7 +23,7 @@ std::string Escaped(std::string_view text) {
 }
 
 // Builds the document and refuses what the library's own builder would silently merge.
-// Document: json, or ordered_json, which looks through all names of an object for one.
+// Document: json, or ordered_json, which would look through all names of an object for one.
 template <typename Document>
 class DomBuilder : public nlohmann::json_sax<json> {
  public:
@@ -41,10 +42,10 @@ class DomBuilder : public nlohmann::json_sax<json> {
   bool end_array() override { return Close(); }
 
   bool key(string_t& name) override {
-    if (open_.back()->contains(name)) {
+    if (HasName(name)) {
       return Fail(absl::StrCat("the name ", Quoted(name), " occurs twice in one object"));
     }
-    if (kIsOrdered && open_.back()->size() >= kMaxOrderedNames) {
+    if (kIsOrdered && open_.back().value->size() >= kMaxOrderedNames) {
       return Fail(absl::StrCat("an object has more than ", kMaxOrderedNames, " names"));
     }
     key_ = std::move(name);
@@ -68,18 +69,34 @@ class DomBuilder : public nlohmann::json_sax<json> {
     return false;
   }
 
+  // Of the innermost object, of which an ordered one remembers its names.
+  bool HasName(const std::string& name) {
+    if constexpr (kIsOrdered) {
+      return !open_.back().names.insert(name).second;
+    } else {
+      return open_.back().value->contains(name);
+    }
+  }
+
   Document* Place(Document value) {
     if (open_.empty()) {
       document_ = std::move(value);
       return &document_;
     }
-    if (open_.back()->is_array()) {
-      open_.back()->push_back(std::move(value));
-      return &open_.back()->back();
+    Document& parent = *open_.back().value;
+    if (parent.is_array()) {
+      parent.push_back(std::move(value));
+      return &parent.back();
     }
-    Document& slot = (*open_.back())[key_];
-    slot = std::move(value);
-    return &slot;
+    if constexpr (kIsOrdered) {
+      auto& members = parent.template get_ref<typename Document::object_t&>();
+      members.push_back({key_, std::move(value)});
+      return &members.back().second;
+    } else {
+      Document& slot = parent[key_];
+      slot = std::move(value);
+      return &slot;
+    }
   }
 
   bool Add(Document value) {
@@ -91,7 +108,7 @@ class DomBuilder : public nlohmann::json_sax<json> {
     if (static_cast<int>(open_.size()) >= max_depth_) {
       return Fail(absl::StrCat("objects and arrays nest deeper than ", max_depth_));
     }
-    open_.push_back(Place(std::move(container)));
+    open_.push_back({Place(std::move(container)), {}});
     return true;
   }
 
@@ -100,10 +117,15 @@ class DomBuilder : public nlohmann::json_sax<json> {
     return true;
   }
 
+  struct Container {
+    Document* value = nullptr;
+    absl::flat_hash_set<std::string> names;
+  };
+
   const int max_depth_;
   Document document_;
   // A parent is never resized while a child is open, so these stay valid.
-  std::vector<Document*> open_;
+  std::vector<Container> open_;
   std::string key_;
   absl::Status status_;
 };

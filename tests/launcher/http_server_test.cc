@@ -32,6 +32,11 @@ using ::testing::StartsWith;
 // Says what was asked: "METHOD PATH BODY".
 Awaitable<void> Repeat(HttpExchange& exchange) {
   const HttpRequest& request = exchange.request();
+  std::optional<HttpReply> refusal = co_await exchange.ReadBody();
+  if (refusal) {
+    co_await exchange.Reply(*std::move(refusal));
+    co_return;
+  }
   HttpReply reply;
   reply.content_type = "text/plain";
   reply.body = request.method + " " + request.path + " " + request.body + ".";
@@ -161,13 +166,103 @@ TEST(HttpServerTest, RequestsWhoseEndOrHostIsDoubtfulAreRefusedAndNothingBehindT
       HasSubstr("GET /b ."));
 }
 
+// What stands around the bytes of a body is no body.
+TEST(HttpServerTest, ExtensionsOfChunksAndTrailersHaveALimit) {
+  RunningHttpServer server({}, &Repeat);
+  const std::string header =
+      absl::StrCat("POST / HTTP/1.1\r\nHost: x\r\n", kLast, "Transfer-Encoding: chunked\r\n\r\n");
+  std::string trailers = "0\r\n";
+  while (trailers.size() < 80'000) trailers += "X: a\r\n";
+  for (const std::string& rest :
+       {"1;" + std::string(80'000, 'a'), "0\r\nX: " + std::string(80'000, 'a'), trailers}) {
+    EXPECT_THAT(Ask(server, header + rest), HasSubstr(" 431 ")) << rest.substr(0, 9);
+  }
+  EXPECT_THAT(Ask(server, header + "2;x=y\r\nab\r\n0\r\nX: a\r\n\r\n"), HasSubstr("200 OK"));
+}
+
+// Who may not send a long body is told before it is read, and the connection ends, as what comes
+// next is no request; a short one costs no connection.
+TEST(HttpServerTest, LongBodiesAreReadWhenTheHandlerAsks) {
+  HttpServerOptions options;
+  options.limits.short_bytes = 4;
+  options.limits.body_timeout = absl::Milliseconds(50);
+  RunningHttpServer server(options, [](HttpExchange& exchange) -> Awaitable<void> {
+    const bool may = exchange.request().path == "/";
+    const std::string body = exchange.request().body;
+    if (may) {
+      co_await Repeat(exchange);
+    } else {
+      co_await exchange.Reply(PlainReply(401, "no, but \"" + body + "\""));
+    }
+  });
+  const auto post = [](const std::string& path, const std::string& length) {
+    return "POST " + path + " HTTP/1.1\r\nHost: x\r\nContent-Length: " + length + "\r\n\r\n";
+  };
+  RawClient client(server.port());
+  client.Send(post("/no", "4") + "body");
+  EXPECT_THAT(client.ReadUntil("no, but \"body\""), HasSubstr(" 401 "));
+  client.Send(post("/", "5") + "body!");
+  EXPECT_THAT(client.ReadUntil("POST / body!."), HasSubstr("200 OK"));
+  client.Send(post("/no", "5"));  // the body is not waited for
+  const std::string answer = client.ReadAll();
+  EXPECT_THAT(answer, HasSubstr("no, but \"\""));
+  EXPECT_THAT(answer, HasSubstr("Connection: close"));
+  EXPECT_THAT(Ask(server, post("/", "5") + "bo"), ::testing::IsEmpty());  // and gone
+}
+
+TEST(HttpServerTest, AllAnswersTogetherHaveALimit) {
+  HttpServerOptions options;
+  const std::string large(8 << 20, 'x');  // more than sockets hold
+  options.limits.max_answers_bytes = std::ssize(large) + 100'000;
+  RunningHttpServer server(options, [&](HttpExchange& exchange) -> Awaitable<void> {
+    HttpReply reply;
+    reply.body = exchange.request().path == "/large" ? large : std::string(70'000, 'y');
+    if (exchange.request().path == "/short") reply.body = "short";
+    co_await exchange.Reply(std::move(reply));
+  });
+  RawClient slow(server.port());
+  slow.Send(Get("/large"));
+  slow.ReadUntil("\r\n\r\n");
+  EXPECT_THAT(Ask(server, Get("/large", kLast)), HasSubstr("503 Service Unavailable"));
+  EXPECT_THAT(Ask(server, Get("/", kLast)), HasSubstr("200 OK"));
+  EXPECT_THAT(Ask(server, Get("/short", kLast)), HasSubstr("200 OK"));
+  EXPECT_EQ(slow.ReadUntil(large).size(), large.size());
+  EXPECT_THAT(Ask(server, Get("/large", kLast)), HasSubstr("200 OK"));
+}
+
+TEST(HttpServerTest, PagesOfOtherNamesAreRefusedOnLoopback) {
+  HttpServerOptions options;
+  options.allowed_hosts = {"Api.Example.com"};
+  RunningHttpServer server(options, &Repeat);
+  const auto status_for = [&](const std::string& host) {
+    return Ask(server, "GET / HTTP/1.1\r\nConnection: close\r\nHost: " + host + "\r\n\r\n")
+        .substr(9, 3);
+  };
+  for (const char* host :
+       {"localhost", "localhost:8000", "127.0.0.1:8000", "[::1]:8000", "[::1]", "gateway:8000",
+        "api.example.com", "API.example.com.:80", "app.localhost"}) {
+    EXPECT_EQ(status_for(host), "200") << host;
+  }
+  for (const char* host : {"evil.example.com", "evil.example.com:8000", "127.0.0.1.example.com",
+                           "localhost.example.com", "evil.com:localhost"}) {
+    EXPECT_EQ(status_for(host), "403") << host;
+  }
+  HttpServerOptions open;
+  open.allowed_hosts = {"*"};
+  RunningHttpServer any(open, &Repeat);
+  EXPECT_THAT(Ask(any, "GET / HTTP/1.1\r\nConnection: close\r\nHost: a.example\r\n\r\n"),
+              HasSubstr("200 OK"));
+}
+
 TEST(HttpServerTest, AllBodiesTogetherHaveALimit) {
   HttpServerOptions options;
+  options.limits.short_bytes = 0;
   options.limits.max_bodies_bytes = 10;
   std::atomic<bool> is_held = false, may_go_on = false;
   RunningHttpServer server(options, [&](HttpExchange& exchange) -> Awaitable<void> {
     boost::asio::steady_timer timer(co_await boost::asio::this_coro::executor);
     const bool is_slow = exchange.request().path == "/slow";
+    if (is_slow) co_await exchange.ReadBody();
     if (is_slow) is_held = true;
     while (is_slow && !may_go_on) {
       timer.expires_after(std::chrono::milliseconds(1));
@@ -191,11 +286,13 @@ TEST(HttpServerTest, AllBodiesTogetherHaveALimit) {
 
 TEST(HttpServerTest, ABodyInChunksCountsWhatItHas) {
   HttpServerOptions options;
+  options.limits.short_bytes = 0;
   options.limits.max_body_bytes = 10;
   options.limits.max_bodies_bytes = 12;
   std::atomic<bool> may_go_on = false;
   RunningHttpServer server(options, [&](HttpExchange& exchange) -> Awaitable<void> {
     boost::asio::steady_timer timer(co_await boost::asio::this_coro::executor);
+    if (exchange.request().path == "/slow") co_await exchange.ReadBody();
     while (exchange.request().path == "/slow" && !may_go_on) {
       timer.expires_after(std::chrono::milliseconds(1));
       co_await timer.async_wait(boost::asio::use_awaitable);
@@ -253,15 +350,41 @@ TEST(HttpServerTest, AHandlerSeesThatItsClientHasGone) {
 TEST(HttpServerTest, MoreConnectionsWaitUntilOthersEnd) {
   HttpServerOptions options;
   options.limits.max_connections = 1;
-  RunningHttpServer server(options, &Repeat);
+  RunningHttpServer server(options, [](HttpExchange& exchange) -> Awaitable<void> {
+    boost::asio::steady_timer timer(co_await boost::asio::this_coro::executor);
+    if (exchange.request().path == "/a") co_await exchange.BeginStream("text/plain");
+    while (exchange.request().path == "/a" && !exchange.PeerHasGone()) {
+      timer.expires_after(std::chrono::milliseconds(1));
+      co_await timer.async_wait(boost::asio::use_awaitable);
+    }
+    co_await Repeat(exchange);
+  });
   RawClient first(server.port());
   first.Send(Get("/a"));
-  first.ReadUntil("GET /a .");
+  first.ReadUntil("\r\n\r\n");  // it is being answered
   RawClient second(server.port());
   second.Send(Get("/b", kLast));
   for (int i = 0; i < 100; ++i) EXPECT_EQ(server.num_connections(), 1);  // it could accept by now
   first.Close();
   EXPECT_THAT(second.ReadAll(), HasSubstr("GET /b ."));
+}
+
+// Nobody shuts others out by doing nothing.
+TEST(HttpServerTest, WhoIsIdleMakesRoomTheLongestFirst) {
+  HttpServerOptions options;
+  options.limits.max_connections = 2;
+  RunningHttpServer server(options, &Repeat);
+  RawClient first(server.port()), second(server.port());
+  for (RawClient* client : {&first, &second, &first}) {
+    client->Send(Get("/a"));
+    client->ReadUntil("GET /a .");
+  }
+  RawClient third(server.port());
+  third.Send(Get("/b"));
+  EXPECT_THAT(third.ReadUntil("GET /b ."), HasSubstr("200 OK"));
+  EXPECT_EQ(second.ReadAll(), "");
+  first.Send(Get("/c", kLast));
+  EXPECT_THAT(first.ReadAll(), HasSubstr("GET /c ."));
 }
 
 TEST(HttpServerTest, DrainingEndsIdleConnectionsAndLetsAnswersEnd) {

@@ -83,6 +83,13 @@ TEST(OrderedJsonTest, KeepsTheOrderOfNamesAndIsAsStrict) {
   EXPECT_FALSE(ParseStrictOrderedJson(names + ", \"more\": 0}").ok());
 }
 
+TEST(OrderedJsonTest, NamesOccurOnceInEachObject) {
+  EXPECT_EQ(ParseStrictOrderedJson(R"({"b": {"b": 1}, "a": [{"b": 2}, {"b": 3}]})")->dump(),
+            R"({"b":{"b":1},"a":[{"b":2},{"b":3}]})");
+  EXPECT_FALSE(ParseStrictOrderedJson(R"({"b": {"c": 1}, "a": 2, "b": 3})").ok());
+  EXPECT_FALSE(ParseStrictOrderedJson(R"({"a": {"c": 1, "b": 2, "c": {}}})").ok());
+}
+
 TEST(OrderedJsonTest, OneFieldIsThatOfTheOutermostObject) {
   const char* text = R"({"x": {"f": 1}, "f": {"z": [{"f": 2}], "a": 3}, "y": [{"f": 4}]})";
   EXPECT_EQ(ParseStrictOrderedField(text, "f")->dump(), R"({"z":[{"f":2}],"a":3})");

@@ -1,0 +1,52 @@
+#include "launcher/http/host_names.h"
+
+#include <arpa/inet.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/strip.h"
+
+namespace lockstep {
+namespace {
+
+std::string WithoutPort(absl::string_view host) {
+  const size_t colon = host.rfind(':');
+  const bool has_port = colon != absl::string_view::npos && host.find(']', colon) == host.npos &&
+                        (host[0] == '[' || host.find(':') == colon);
+  std::string name = absl::AsciiStrToLower(has_port ? host.substr(0, colon) : host);
+  if (absl::EndsWith(name, ".")) name.pop_back();
+  return name;
+}
+
+bool IsAddress(const std::string& name) {
+  in_addr v4;
+  return absl::StartsWith(name, "[") || ::inet_pton(AF_INET, name.c_str(), &v4) == 1;
+}
+
+std::string OwnName() {
+  char name[256] = "";
+  ::gethostname(name, sizeof(name) - 1);
+  return absl::AsciiStrToLower(name);
+}
+
+}  // namespace
+
+HostNames::HostNames(std::vector<std::string> permitted) : permitted_(std::move(permitted)) {
+  for (std::string& name : permitted_) absl::AsciiStrToLower(&name);
+  permitted_.push_back(OwnName());
+}
+
+bool HostNames::Has(absl::string_view host) const {
+  const std::string name = WithoutPort(host);
+  if (name.find('.') == std::string::npos || IsAddress(name)) return true;
+  return absl::EndsWith(name, ".localhost") ||
+         std::any_of(permitted_.begin(), permitted_.end(), [&](const std::string& permitted) {
+           return permitted == "*" || permitted == name;
+         });
+}
+
+}  // namespace lockstep
