@@ -22,7 +22,8 @@ constexpr char kStillHere[] = ": waiting\n\n";  // a comment (HTML Standard, ser
 // Of one answer, as messages: what has come is kept, to be sent at the end, or to go on with it
 // where the server comes back, and what the client has not read yet as well.
 constexpr int64_t kMaxAnswerBytes = 64 << 20;
-constexpr int64_t kEventBytes = 256;  // what an event's JSON has besides
+constexpr int64_t kMaxAnswerAtOnce = 1 << 20;  // of an answer: some milliseconds to write
+constexpr int64_t kEventBytes = 256;           // what an event's JSON has besides
 
 }  // namespace
 
@@ -209,8 +210,14 @@ Awaitable<void> CompletionRun::Finish() {
     AppendEvent(DumpJson(OpenAiErrorJson(why)));
   } else if (!asked_.stream) {
     HttpReply reply;
-    reply.body = DumpJson(reply_.Whole());
-    co_await exchange_.Reply(std::move(reply));
+    const auto write = [&] { reply.body = reply_.WholeText(); };
+    absl::Status ran;
+    if (inbox_->num_bytes() > kMaxAnswerAtOnce) {
+      ran = co_await side_thread_.Run(exchange_, write);
+    } else {
+      write();
+    }
+    if (ran.ok()) co_await exchange_.Reply(std::move(reply));
     co_return;
   } else if (asked_.include_usage) {
     AppendEvent(DumpJson(reply_.UsageChunk()));

@@ -17,6 +17,7 @@
 #include "launcher/client/retry_clock.h"
 #include "launcher/gateway/openai_reply.h"
 #include "launcher/gateway/openai_request.h"
+#include "launcher/gateway/side_thread.h"
 #include "launcher/http/http_exchange.h"
 
 namespace lockstep {
@@ -26,11 +27,12 @@ class CompletionRun {
   // patience: how long a server that went away is looked for, if it keeps a journal. Everything it
   // refers to must outlive Run.
   CompletionRun(const Connection& connection, const OpenAiRequest& asked, OpenAiReply& reply,
-                HttpExchange& exchange, absl::Duration patience)
+                HttpExchange& exchange, SideThread& side_thread, absl::Duration patience)
       : connection_(connection),
         asked_(asked),
         reply_(reply),
         exchange_(exchange),
+        side_thread_(side_thread),
         patience_(patience) {}
 
   // requests: one to each prompt. Answers the exchange. Returns when all calls have ended, whatever
@@ -70,6 +72,7 @@ class CompletionRun {
   const OpenAiRequest& asked_;
   OpenAiReply& reply_;
   HttpExchange& exchange_;
+  SideThread& side_thread_;
   const absl::Duration patience_;
 
   std::shared_ptr<Inbox> inbox_;  // shared with gRPC's threads

@@ -97,6 +97,8 @@ int HttpStatusOf(absl::StatusCode code) {
       return 409;
     case absl::StatusCode::kResourceExhausted:
       return 429;
+    case absl::StatusCode::kCancelled:  // nginx's, for its log: nobody reads it
+      return 499;
     case absl::StatusCode::kUnavailable:
       return 503;
     case absl::StatusCode::kDeadlineExceeded:

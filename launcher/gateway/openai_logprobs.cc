@@ -29,16 +29,16 @@ Json ChatToken(const v1::TokenLogprob& token) {
 
 }  // namespace
 
+Json ChatLogprob(const v1::Logprobs& token) {
+  Json entry = ChatToken(token.token());
+  entry["top_logprobs"] = Json::array();
+  for (const v1::TokenLogprob& top : token.top()) entry["top_logprobs"].push_back(ChatToken(top));
+  return entry;
+}
+
 Json ChatLogprobs(const std::vector<v1::Logprobs>& logprobs, size_t begin) {
   Json content = Json::array();
-  for (size_t i = begin; i < logprobs.size(); ++i) {
-    Json entry = ChatToken(logprobs[i].token());
-    entry["top_logprobs"] = Json::array();
-    for (const v1::TokenLogprob& top : logprobs[i].top()) {
-      entry["top_logprobs"].push_back(ChatToken(top));
-    }
-    content.push_back(std::move(entry));
-  }
+  for (size_t i = begin; i < logprobs.size(); ++i) content.push_back(ChatLogprob(logprobs[i]));
   return {{"content", std::move(content)}};
 }
 

@@ -2,12 +2,15 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
+#include <string>
 #include <utility>
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/steady_clock.h"
 #include "launcher/cli/values.h"
+#include "launcher/gateway/openai_error.h"
 #include "launcher/gateway/openai_logprobs.h"
 #include "model/tokenizer/utf8.h"
 
@@ -52,8 +55,13 @@ void OpenAiReply::Add(size_t prompt, const v1::GenerateEvent& event) {
 }
 
 AssistantText OpenAiReply::NewText() const {
+  static const std::set<std::string> kNone;
   const bool is_apart = request_.reasoning != OpenAiRequest::Reasoning::kInContent;
-  return AssistantText(form_, is_apart, request_.tool_names);
+  // A text that must be something else is no call, whatever it looks like.
+  const v1::OutputConstraint& constraint = request_.options.constraint();
+  const bool may_call =
+      constraint.kind_case() == v1::OutputConstraint::KIND_NOT_SET || constraint.has_tool_calls();
+  return AssistantText(form_, is_apart, may_call ? request_.tool_names : kNone);
 }
 
 bool OpenAiReply::TellsReasoning(const AssistantText::Piece& piece) const {
@@ -296,7 +304,21 @@ Json OpenAiReply::LogFields() const {
           {"finish_reasons", std::move(reasons)}};
 }
 
-Json OpenAiReply::Choice(size_t prompt, size_t output) const {
+// Of a chat one entry at a time: they may be most of an answer.
+std::string OpenAiReply::LogprobsText(size_t prompt, size_t output) const {
+  if (!request_.wants_logprobs()) return "null";
+  size_t offset = 0;
+  const auto& outputs = responses_[prompt].outputs();
+  const bool is_told = output < outputs.size() && !request_.echoes_alone;
+  if (!request_.is_chat || !is_told) return DumpJson(LogprobsOf(prompt, output, 0, offset));
+  std::string text = R"({"content":[)";
+  for (const v1::Logprobs& entry : outputs[output].logprobs) {
+    absl::StrAppend(&text, text.back() == '[' ? "" : ",", DumpJson(ChatLogprob(entry)));
+  }
+  return text + "]}";
+}
+
+std::string OpenAiReply::ChoiceText(size_t prompt, size_t output) const {
   const auto& outputs = responses_[prompt].outputs();
   static const ResponseOutput kNone;
   const ResponseOutput& given = output < outputs.size() ? outputs[output] : kNone;
@@ -319,26 +341,26 @@ Json OpenAiReply::Choice(size_t prompt, size_t output) const {
     const std::string& text = TextOf(prompt, output);
     choice["text"] = ValidUtf8(request_.echo ? echoed_[prompt].text + text : text);
   }
-  choice["logprobs"] = nullptr;
-  if (request_.wants_logprobs()) {
-    size_t offset = 0;
-    choice["logprobs"] = LogprobsOf(prompt, output, 0, offset);
-  }
   AddEnd(EndOf(given.finished.value_or(v1::OutputFinished())), request_.options.stop(), has_calls,
          choice);
-  return choice;
+  std::string text = DumpJson(choice);
+  text.pop_back();  // its }
+  absl::StrAppend(&text, ",\"logprobs\":", LogprobsText(prompt, output), "}");
+  return text;
 }
 
-Json OpenAiReply::Whole() const {
-  Json whole = Envelope(request_.is_chat ? "chat.completion" : "text_completion");
-  whole["choices"] = Json::array();
+std::string OpenAiReply::WholeText() const {
+  std::string text = DumpJson(Envelope(request_.is_chat ? "chat.completion" : "text_completion"));
+  text.pop_back();  // its }
+  text += ",\"choices\":[";
   for (size_t prompt = 0; prompt < responses_.size(); ++prompt) {
     for (int output = 0; output < num_outputs_; ++output) {
-      whole["choices"].push_back(Choice(prompt, static_cast<size_t>(output)));
+      absl::StrAppend(&text, prompt + static_cast<size_t>(output) == 0 ? "" : ",",
+                      ChoiceText(prompt, static_cast<size_t>(output)));
     }
   }
-  whole["usage"] = Usage();
-  return whole;
+  absl::StrAppend(&text, "],\"usage\":", DumpJson(Usage()), "}");
+  return text;
 }
 
 }  // namespace lockstep

@@ -42,8 +42,9 @@ class OpenAiReply {
   bool all_accepted() const;
   // The stream's last event, for include_usage.
   Json UsageChunk() const;
-  // All of it, once every prompt has ended.
-  Json Whole() const;
+  // All of it, once every prompt has ended, as JSON. Long answers are never values, which take ten
+  // times as much memory.
+  std::string WholeText() const;
   // What a log tells of it, however it ended.
   Json LogFields() const;
 
@@ -53,7 +54,7 @@ class OpenAiReply {
   const std::string& TextOf(size_t prompt, size_t output) const;
   Json Envelope(const char* object) const;
   Json ChunkOf(Json choice) const;
-  Json Choice(size_t prompt, size_t output) const;
+  std::string ChoiceText(size_t prompt, size_t output) const;
   std::optional<Json> OpeningChunk(size_t prompt, size_t output);
   Json TextChunk(size_t index, const char* field, const std::string& text) const;
   std::vector<Json> PieceChunks(size_t index, const AssistantText::Piece& piece) const;
@@ -61,6 +62,7 @@ class OpenAiReply {
   v1::OutputFinished EndOf(const v1::OutputFinished& finished) const;
   std::vector<Json> EndChunks(size_t prompt, const v1::OutputFinished& finished);
   Json ToolCallsJson(size_t index, const std::vector<ToolCall>& calls, bool is_chunk) const;
+  std::string LogprobsText(size_t prompt, size_t output) const;
   Json LogprobsOf(size_t prompt, size_t output, size_t begin, size_t& offset) const;
   Json Usage() const;
   Json UsageSoFar() const;

@@ -31,6 +31,7 @@ constexpr char kModels[] = "/v1/models";  // and what is below it
 constexpr char kHealth[] = "/health";
 constexpr char kOther[] = "other";
 constexpr size_t kMaxOptionsBytes = 64 << 20;  // of all prompts of a request
+constexpr size_t kMaxBodyAtOnce = 64 << 10;    // of a body: some milliseconds
 constexpr size_t kMaxAuthorizationBytes = ApiTokens::kMaxTokenBytes + 16;
 
 bool IsJson(absl::string_view content_type) {
@@ -216,7 +217,7 @@ Awaitable<void> OpenAiService::AnswerPost(MeteredExchange& exchange, const char*
     co_await exchange.Reply(*std::move(refusal));
     co_return;
   }
-  const auto request = ParserOf(route)(http.body);
+  const auto request = co_await Parse(exchange, route);
   if (!request.ok()) {
     co_await exchange.Reply(OpenAiError(request.status()));
   } else if (!request->model.empty() && request->model != info->model_name()) {
@@ -228,6 +229,17 @@ Awaitable<void> OpenAiService::AnswerPost(MeteredExchange& exchange, const char*
   } else {
     co_await Complete(exchange, *request, *info);
   }
+}
+
+Awaitable<absl::StatusOr<OpenAiRequest>> OpenAiService::Parse(HttpExchange& exchange,
+                                                              const char* route) {
+  const std::string& body = exchange.request().body;
+  if (body.size() <= kMaxBodyAtOnce) co_return ParserOf(route)(body);
+  absl::StatusOr<OpenAiRequest> request;
+  const absl::Status ran =
+      co_await side_thread_.RunIfSoon(exchange, [&] { request = ParserOf(route)(body); });
+  if (!ran.ok()) co_return ran;
+  co_return request;
 }
 
 Awaitable<void> OpenAiService::AnswerTokenize(HttpExchange& exchange, const OpenAiRequest& request,
@@ -258,10 +270,12 @@ Awaitable<void> OpenAiService::AnswerTokenize(HttpExchange& exchange, const Open
 
 Awaitable<void> OpenAiService::AnswerDetokenize(HttpExchange& exchange,
                                                 const OpenAiRequest& request) {
-  const auto text = co_await server_.Detokenize(exchange, request.prompts.front().token_ids);
+  auto text = co_await server_.Detokenize(exchange, request.prompts.front().token_ids);
   HttpReply reply;
   if (text.ok()) {
     reply.body = DumpJson({{"prompt", *text}});
+    text->clear();
+    text->shrink_to_fit();  // it may be long, and the client slow
   } else {
     reply = OpenAiError(text.status());
   }
@@ -300,7 +314,7 @@ Awaitable<void> OpenAiService::Complete(MeteredExchange& exchange, const OpenAiR
   }
   OpenAiReply reply(request, requests->size(), info.model_name(), absl::Now(), std::move(echoed),
                     form);
-  CompletionRun run(connection_, request, reply, exchange, patience_);
+  CompletionRun run(connection_, request, reply, exchange, side_thread_, patience_);
   co_await run.Run(*std::move(requests));
   if (log_ != nullptr) exchange.Note(reply.LogFields());
 }

@@ -17,6 +17,7 @@
 #include "launcher/gateway/gateway_metrics.h"
 #include "launcher/gateway/openai_request.h"
 #include "launcher/gateway/server_calls.h"
+#include "launcher/gateway/side_thread.h"
 #include "launcher/http/http_exchange.h"
 
 namespace lockstep {
@@ -28,7 +29,10 @@ class OpenAiService {
   // patience: CompletionRun's. log: of requests, or null.
   OpenAiService(const Connection& connection, absl::Duration patience,
                 std::unique_ptr<AccessLog> log = nullptr)
-      : connection_(connection), server_(connection), patience_(patience), log_(std::move(log)) {}
+      : connection_(connection),
+        server_(connection, side_thread_),
+        patience_(patience),
+        log_(std::move(log)) {}
 
   Awaitable<void> Answer(HttpExchange& exchange);
 
@@ -39,6 +43,8 @@ class OpenAiService {
   Awaitable<void> AnswerModels(HttpExchange& exchange);
   // route: one that takes a body.
   Awaitable<void> AnswerPost(MeteredExchange& exchange, const char* route);
+  // What its body asks, or why that is none; also SideThread's errors.
+  Awaitable<absl::StatusOr<OpenAiRequest>> Parse(HttpExchange& exchange, const char* route);
   Awaitable<void> Complete(MeteredExchange& exchange, const OpenAiRequest& request,
                            const v1::GetServerInfoResponse& info);
   Awaitable<void> AnswerTokenize(HttpExchange& exchange, const OpenAiRequest& request,
@@ -46,6 +52,7 @@ class OpenAiService {
   Awaitable<void> AnswerDetokenize(HttpExchange& exchange, const OpenAiRequest& request);
 
   const Connection& connection_;
+  SideThread side_thread_;
   ServerCalls server_;
   const absl::Duration patience_;
   const std::unique_ptr<AccessLog> log_;

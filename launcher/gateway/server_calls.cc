@@ -1,6 +1,5 @@
 #include "launcher/gateway/server_calls.h"
 
-#include <boost/asio/post.hpp>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -113,22 +112,18 @@ ServerCalls::AwaitableOr<std::shared_ptr<const ServedChatTemplate>> ServerCalls:
 
 // In pieces, so that no message can end its own turn: what it says is text.
 ServerCalls::AwaitableOr<ServerCalls::ChatPrompt> ServerCalls::WriteChat(
-    const HttpExchange& exchange, const OpenAiRequest& request, v1::GenerateRequest& options) {
+    HttpExchange& exchange, const OpenAiRequest& request, v1::GenerateRequest& options) {
   const auto chat_template = co_await ChatTemplateFor(exchange, !request.tool_names.empty());
   if (!chat_template.ok()) co_return chat_template.status();
-  // Templates may take a second; others' streams go on meanwhile.
-  const auto pieces = std::make_shared<absl::StatusOr<std::vector<TextPiece>>>();
-  co_await AwaitCall([&](std::function<void(grpc::Status)> on_done) {
-    boost::asio::post(renderer_, [chat = request.chat, continues = request.continues_message,
-                                  chat_template = *chat_template, pieces,
-                                  on_done = std::move(on_done)]() mutable {
-      *pieces = continues ? chat_template->RenderToContinue(std::move(chat))
-                          : chat_template->Render(std::move(chat));
-      on_done(grpc::Status::OK);
-    });
+  // Templates may take a second.
+  absl::StatusOr<std::vector<TextPiece>> pieces;
+  const absl::Status ran = co_await side_thread_.RunIfSoon(exchange, [&] {
+    pieces = request.continues_message ? (*chat_template)->RenderToContinue(request.chat)
+                                       : (*chat_template)->Render(request.chat);
   });
-  if (!pieces->ok()) co_return pieces->status();
-  v1::TokenizeRequest tokenize = TokenizeRequestOf(**pieces);
+  if (!ran.ok()) co_return ran;
+  if (!pieces.ok()) co_return pieces.status();
+  v1::TokenizeRequest tokenize = TokenizeRequestOf(*pieces);
   if (tokenize.ByteSizeLong() > kMaxUpstreamBytes) {
     co_return absl::InvalidArgumentError(absl::StrCat(
         "the conversation takes ", tokenize.ByteSizeLong(), " bytes: at most ", kMaxUpstreamBytes));
@@ -138,7 +133,7 @@ ServerCalls::AwaitableOr<ServerCalls::ChatPrompt> ServerCalls::WriteChat(
   ChatPrompt prompt{*std::move(ids), {}};
   const std::string begun =
       request.continues_message ? request.chat["messages"].back()["content"] : "";
-  prompt.form.thought = begun.empty() ? (*chat_template)->ThoughtAfter(**pieces)
+  prompt.form.thought = begun.empty() ? (*chat_template)->ThoughtAfter(*pieces)
                                       : (*chat_template)->ThoughtWithin(begun);
   if (options.constraint().has_tool_calls()) {
     v1::ToolCalls& calls = *options.mutable_constraint()->mutable_tool_calls();

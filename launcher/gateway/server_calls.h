@@ -5,7 +5,6 @@
 #include <utility>  // before Boost 1.74's awaitable.hpp
 
 #include <array>
-#include <boost/asio/thread_pool.hpp>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -16,6 +15,7 @@
 #include "launcher/client/served_chat_template.h"
 #include "launcher/gateway/openai_reply.h"
 #include "launcher/gateway/openai_request.h"
+#include "launcher/gateway/side_thread.h"
 #include "launcher/http/http_exchange.h"
 
 namespace lockstep {
@@ -32,7 +32,8 @@ class ServerCalls {
   template <typename T>
   using AwaitableOr = Awaitable<absl::StatusOr<T>>;
 
-  explicit ServerCalls(const Connection& connection) : connection_(connection) {}
+  ServerCalls(const Connection& connection, SideThread& side_thread)
+      : connection_(connection), side_thread_(side_thread) {}
 
   // Without a token, which who checks a server's health does not have.
   Awaitable<bool> Serves(const HttpExchange& exchange);
@@ -45,8 +46,9 @@ class ServerCalls {
   AwaitableOr<std::vector<int32_t>> TokenizePrompt(const HttpExchange& exchange,
                                                    const OpenAiRequest& request,
                                                    const std::string& prompt);
-  // options: the request's, in which the chat template decides how a constraint is met.
-  AwaitableOr<ChatPrompt> WriteChat(const HttpExchange& exchange, const OpenAiRequest& request,
+  // options: the request's, in which the chat template decides how a constraint is met. Also
+  // SideThread's errors.
+  AwaitableOr<ChatPrompt> WriteChat(HttpExchange& exchange, const OpenAiRequest& request,
                                     v1::GenerateRequest& options);
   AwaitableOr<EchoedPrompt> Echo(const HttpExchange& exchange, const OpenAiRequest& request,
                                  OpenAiPrompt& prompt);
@@ -57,10 +59,10 @@ class ServerCalls {
       const HttpExchange& exchange, bool with_tools);
 
   const Connection& connection_;
+  SideThread& side_thread_;
   // Of conversations, and of those with tools where the model has another one for them. Shared with
   // requests that run the one before.
   std::array<std::shared_ptr<const ServedChatTemplate>, 2> chat_templates_;
-  boost::asio::thread_pool renderer_{1};  // of chat templates
 };
 
 }  // namespace lockstep

@@ -1,6 +1,7 @@
 #include "model/grammar/regex_characters.h"
 
 #include <algorithm>
+#include <iterator>
 #include <optional>
 #include <string>
 #include <utility>
@@ -24,21 +25,76 @@ bool IsRegexSurrogate(char32_t c) {
 }
 bool IsRegexLowSurrogate(char32_t c) { return IsRegexSurrogate(c) && c >= kFirstRegexLowSurrogate; }
 
+// The zeros of Unicode's decimal digits (UnicodeData.txt, Nd), each with nine others behind it.
+constexpr char32_t kRegexZeros[] = {
+    '0',     0x660,   0x6F0,   0x7C0,   0x966,   0x9E6,   0xA66,   0xAE6,   0xB66,   0xBE6,
+    0xC66,   0xCE6,   0xD66,   0xDE6,   0xE50,   0xED0,   0xF20,   0x1040,  0x1090,  0x17E0,
+    0x1810,  0x1946,  0x19D0,  0x1A80,  0x1A90,  0x1B50,  0x1BB0,  0x1C40,  0x1C50,  0xA620,
+    0xA8D0,  0xA900,  0xA9D0,  0xA9F0,  0xAA50,  0xABF0,  0xFF10,  0x104A0, 0x10D30, 0x10D40,
+    0x11066, 0x110F0, 0x11136, 0x111D0, 0x112F0, 0x11450, 0x114D0, 0x11650, 0x116C0, 0x116D0,
+    0x116DA, 0x11730, 0x118E0, 0x11950, 0x11BF0, 0x11C50, 0x11D50, 0x11DA0, 0x11F50, 0x16A60,
+    0x16AC0, 0x16B50, 0x16D70, 0x1CCF0, 0x1D7CE, 0x1D7D8, 0x1D7E2, 0x1D7EC, 0x1D7F6, 0x1E140,
+    0x1E2F0, 0x1E4F0, 0x1E5F1, 0x1E950, 0x1FBF0};
+// Signs, spaces and pictures beyond ASCII that nobody takes for a letter, a number or a mark. (Of
+// those there are hundreds of ranges more.)
+constexpr CodePointRange kRegexSigns[] = {
+    {0x80, 0xA9},       {0xAB, 0xB1},      {0xB4, 0xB4},     {0xB6, 0xB8},     {0xBB, 0xBB},
+    {0xBF, 0xBF},       {0xD7, 0xD7},      {0xF7, 0xF7},     {0x2000, 0x200A}, {0x2010, 0x2029},
+    {0x2030, 0x203E},   {0x20A0, 0x20BF},  {0x2190, 0x2426}, {0x2500, 0x2775}, {0x2794, 0x2B73},
+    {0x3000, 0x3003},   {0x3008, 0x3020},  {0xFF01, 0xFF0F}, {0xFF1A, 0xFF20}, {0xFF5B, 0xFF65},
+    {0x1F300, 0x1F6D7}, {0x1F900, 0x1FA53}};
+
+CharacterSet RegexDigits(RegexReading reading) {
+  if (reading == RegexReading::kOfAll) return {{'0', '9'}};
+  std::vector<CodePointRange> digits;
+  for (const char32_t zero : kRegexZeros) digits.push_back({zero, zero + 9});
+  return MakeCharacterSet(std::move(digits));
+}
+
+CharacterSet RegexWordCharacters(RegexReading reading) {
+  const CharacterSet ascii = {{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}};
+  if (reading == RegexReading::kOfAll) return ascii;
+  std::vector<CodePointRange> others = {{0, 0x7F}};
+  others.insert(others.end(), std::begin(kRegexSigns), std::end(kRegexSigns));
+  std::vector<CodePointRange> word = AllCharactersBut(MakeCharacterSet(std::move(others)));
+  word.insert(word.end(), ascii.begin(), ascii.end());
+  return MakeCharacterSet(std::move(word));
+}
+
+// ECMAScript's WhiteSpace and LineTerminator, Python's str.isspace, and what old Unicode had.
+CharacterSet RegexSpaces(RegexReading reading) {
+  if (reading == RegexReading::kOfAll) return {{'\t', '\r'}, {' ', ' '}};
+  return MakeCharacterSet({{'\t', '\r'},
+                           {0x1C, ' '},
+                           {0x85, 0x85},
+                           {0xA0, 0xA0},
+                           {0x1680, 0x1680},
+                           {0x180E, 0x180E},
+                           {0x2000, 0x200A},
+                           {0x2028, 0x2029},
+                           {0x202F, 0x202F},
+                           {0x205F, 0x205F},
+                           {0x3000, 0x3000},
+                           {0xFEFF, 0xFEFF}});
+}
+
 // nullopt: it names no set. 'd' of \d.
-std::optional<CharacterSet> NamedRegexSet(char32_t name) {
+std::optional<CharacterSet> NamedRegexSet(char32_t name, RegexReading reading) {
+  const RegexReading other =
+      reading == RegexReading::kOfAll ? RegexReading::kOfAny : RegexReading::kOfAll;
   switch (name) {
     case 'd':
-      return CharacterSet{{'0', '9'}};
+      return RegexDigits(reading);
     case 'w':
-      return CharacterSet{{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}};
+      return RegexWordCharacters(reading);
     case 's':
-      return CharacterSet{{'\t', '\r'}, {' ', ' '}};
+      return RegexSpaces(reading);
     case 'D':
-      return AllCharactersBut(*NamedRegexSet('d'));
+      return AllCharactersBut(RegexDigits(other));
     case 'W':
-      return AllCharactersBut(*NamedRegexSet('w'));
+      return AllCharactersBut(RegexWordCharacters(other));
     case 'S':
-      return AllCharactersBut(*NamedRegexSet('s'));
+      return AllCharactersBut(RegexSpaces(other));
     default:
       return std::nullopt;
   }
@@ -118,8 +174,8 @@ absl::Status UnsupportedRegexEscape(const RegexCursor& cursor, size_t at, char32
 }
 
 // What a class names between its brackets: a character, a range, or the set of an escape.
-absl::StatusOr<CharacterSet> ParseRegexMember(RegexCursor& cursor) {
-  if (cursor.Sees("\\")) return ParseRegexEscape(cursor, /*is_in_class=*/true);
+absl::StatusOr<CharacterSet> ParseRegexMember(RegexCursor& cursor, RegexReading reading) {
+  if (cursor.Sees("\\")) return ParseRegexEscape(cursor, /*is_in_class=*/true, reading);
   for (const std::string_view opening : {"[:", "[.", "[="}) {
     if (cursor.Sees(opening)) {
       return RegexError(cursor.at(),
@@ -136,12 +192,12 @@ bool IsOneRegexCharacter(const CharacterSet& set) {
 }
 
 // A member, or all from one to the other where a - is between.
-absl::StatusOr<CharacterSet> ParseRegexMembers(RegexCursor& cursor) {
+absl::StatusOr<CharacterSet> ParseRegexMembers(RegexCursor& cursor, RegexReading reading) {
   const size_t at = cursor.at();
-  ASSIGN_OR_RETURN(CharacterSet first, ParseRegexMember(cursor));
+  ASSIGN_OR_RETURN(CharacterSet first, ParseRegexMember(cursor, reading));
   if (!cursor.Sees("-") || cursor.Sees("-]") || cursor.rest().size() == 1) return first;
   cursor.Take();
-  ASSIGN_OR_RETURN(const CharacterSet last, ParseRegexMember(cursor));
+  ASSIGN_OR_RETURN(const CharacterSet last, ParseRegexMember(cursor, reading));
   if (!IsOneRegexCharacter(first) || !IsOneRegexCharacter(last)) {
     return RegexError(at, absl::StrCat("the range ", Quoted(cursor.From(at)),
                                        " has an end that is not one character"));
@@ -200,12 +256,13 @@ absl::Status RegexError(size_t at, absl::string_view what) {
   return absl::InvalidArgumentError(absl::StrCat("at byte ", at, ": ", what));
 }
 
-absl::StatusOr<CharacterSet> ParseRegexEscape(RegexCursor& cursor, bool is_in_class) {
+absl::StatusOr<CharacterSet> ParseRegexEscape(RegexCursor& cursor, bool is_in_class,
+                                              RegexReading reading) {
   const size_t at = cursor.at();
   cursor.Take();
   if (cursor.is_end()) return RegexError(at, "a backslash has nothing behind it");
   char32_t c = cursor.Take();
-  if (std::optional<CharacterSet> set = NamedRegexSet(c); set.has_value()) return *std::move(set);
+  if (std::optional<CharacterSet> set = NamedRegexSet(c, reading)) return *std::move(set);
   if (const std::optional<char32_t> control = RegexControlCharacter(c); control.has_value()) {
     c = *control;
   } else if (c == '0' && !NextIsRegexDigit(cursor)) {
@@ -228,7 +285,9 @@ absl::StatusOr<CharacterSet> ParseRegexClass(RegexCursor& cursor) {
   std::vector<CodePointRange> ranges;
   while (!cursor.Skip("]")) {
     if (cursor.is_end()) return RegexError(at, "a class has no end");
-    ASSIGN_OR_RETURN(const CharacterSet members, ParseRegexMembers(cursor));
+    ASSIGN_OR_RETURN(
+        const CharacterSet members,
+        ParseRegexMembers(cursor, is_negated ? RegexReading::kOfAny : RegexReading::kOfAll));
     ranges.insert(ranges.end(), members.begin(), members.end());
   }
   CharacterSet set = MakeCharacterSet(std::move(ranges));

@@ -42,8 +42,14 @@ class RegexCursor {
 
 absl::Status RegexError(size_t at, absl::string_view what);
 
+// \d, \w and \s are ASCII's for ECMAScript (\s but for some spaces) and Unicode's for Python and
+// PCRE: the characters that all of them take, or that any does. What is negated leaves out the
+// latter, so that its matches are everybody's.
+enum class RegexReading { kOfAll, kOfAny };
+
 // What begins with the backslash that the cursor is at. \b is a character within a class only.
-absl::StatusOr<CharacterSet> ParseRegexEscape(RegexCursor& cursor, bool is_in_class);
+absl::StatusOr<CharacterSet> ParseRegexEscape(RegexCursor& cursor, bool is_in_class,
+                                              RegexReading reading = RegexReading::kOfAll);
 // What begins with the [ that the cursor is at.
 absl::StatusOr<CharacterSet> ParseRegexClass(RegexCursor& cursor);
 

@@ -10,7 +10,6 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/base/steady_clock.h"
 #include "runtime/controller/journal_entry.h"
-#include "runtime/controller/text_call.h"
 #include "runtime/controller/wire.h"
 
 namespace lockstep {
@@ -237,11 +236,13 @@ absl::Status GenerationService::Prepare(Call& call) {
 
 absl::Status GenerationService::Post(Call& call, std::vector<int32_t> prompt) {
   CheckedRequest& checked = call.checked;
-  // Only the text's very start drops SentencePiece's leading space.
-  checked.stream.text.is_continuation =
-      tokenizer_ == nullptr || std::any_of(prompt.begin(), prompt.end(), [this](int32_t id) {
-        return !tokenizer_->IsSpecial(id);
-      });
+  // Only the text's very start drops SentencePiece's leading space; what must have a form has it
+  // from its first byte on.
+  TextOptions& text = checked.stream.text;
+  text.is_constrained = checked.engine.sampling.constraint.kind != OutputConstraint::Kind::kNone;
+  text.is_continuation = text.is_constrained || tokenizer_ == nullptr ||
+                         std::any_of(prompt.begin(), prompt.end(),
+                                     [this](int32_t id) { return !tokenizer_->IsSpecial(id); });
   RETURN_IF_ERROR(SetPrompt(std::move(prompt), call.limits, checked));
   RETURN_IF_ERROR(CheckReceived(call.limits, checked));
   if (checked.stream.attaches && checked.max_tokens != checked.stream.max_tokens) {
@@ -302,12 +303,12 @@ grpc::ServerUnaryReactor* GenerationService::Abort(Context* context, const Bytes
 template <typename Work>
 grpc::ServerUnaryReactor* GenerationService::AnswerText(Context& context, const Bytes& request,
                                                         Bytes* response, Work work) {
-  auto* reactor = new TextCall;  // gRPC's
+  auto* reactor = new TextCall(context, unread_answers_, config_.unread.patience);  // gRPC's
   if (Refused(context, reactor)) return reactor;
   text_thread_.Run(static_cast<int64_t>(request.Length()),
                    [reactor, response, work, bytes = request](absl::Status status) {
                      if (status.ok() && reactor->is_cancelled()) status = ClientIsGone();
-                     Answer(status.ok() ? work(bytes) : status, response, reactor);
+                     reactor->Answer(status.ok() ? work(bytes) : status, response);
                    });
   return reactor;
 }

@@ -18,6 +18,7 @@
 #include "runtime/controller/event_writer.h"
 #include "runtime/controller/journal.h"
 #include "runtime/controller/request_validation.h"
+#include "runtime/controller/text_call.h"
 #include "runtime/controller/text_thread.h"
 #include "runtime/security/api_tokens.h"
 
@@ -109,6 +110,7 @@ class GenerationService final
   // Shared: calls may end after the controller let go of its loop.
   const std::shared_ptr<EventLoop> loop_;
   const std::shared_ptr<Journal> journal_;
+  const std::shared_ptr<UnreadAnswers> unread_answers_ = std::make_shared<UnreadAnswers>();
   TextThread text_thread_;
 };
 

@@ -34,6 +34,9 @@ constexpr int kMaxRequestBytes = 4 << 20;
 // Of all clients' connections together. Beyond it gRPC closes connections rather than growing; a
 // call takes about 20 KiB.
 constexpr size_t kMaxClientMemoryBytes = size_t{1} << 30;
+// Each stream of the reflection service, which alone is synchronous, has a thread while it is open:
+// with more streams, new ones get RESOURCE_EXHAUSTED.
+constexpr int kMaxReflectionThreads = 16;
 constexpr int kMaxMetadataBytes = 16 << 10;
 constexpr int kMaxStreamsPerConnection = 4096;
 constexpr int kClientKeepaliveMs = 30'000;
@@ -105,7 +108,7 @@ void SetCommonOptions(grpc::ServerBuilder& builder) {
   builder.AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, kMaxMetadataBytes);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
-  // Only the reflection service is synchronous: one thread is plenty.
+  // Only the reflection service is synchronous: one thread that looks for calls is plenty.
   builder.SetSyncServerOption(grpc::ServerBuilder::NUM_CQS, 1);
   builder.SetSyncServerOption(grpc::ServerBuilder::MIN_POLLERS, 1);
   builder.SetSyncServerOption(grpc::ServerBuilder::MAX_POLLERS, 1);
@@ -161,7 +164,9 @@ absl::StatusOr<Listening> ListenForClients(const ClientListener& listener,
   if (!listener.serve_reflection) builder.SetOption(std::make_unique<WithoutReflection>());
   SetCommonOptions(builder);
   builder.SetMaxReceiveMessageSize(kMaxRequestBytes);
-  builder.SetResourceQuota(grpc::ResourceQuota("clients").Resize(kMaxClientMemoryBytes));
+  builder.SetResourceQuota(grpc::ResourceQuota("clients")
+                               .Resize(kMaxClientMemoryBytes)
+                               .SetMaxThreads(kMaxReflectionThreads));
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreamsPerConnection);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kClientKeepaliveMs);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kClientKeepaliveTimeoutMs);

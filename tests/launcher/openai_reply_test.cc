@@ -89,7 +89,7 @@ TEST_F(OpenAiReplyTest, ACompletionHasItsOutputsInOrderAndTheirUsage) {
   Make(2);
   SendAll(1);
   SendAll(0);
-  const Json whole = reply_->Whole();
+  const Json whole = Json::parse(reply_->WholeText());
   EXPECT_EQ(whole["id"], "cmpl-r0");
   EXPECT_EQ(whole["object"], "text_completion");
   EXPECT_EQ(whole["created"], 5);
@@ -141,12 +141,12 @@ TEST_F(OpenAiReplyTest, AnEchoAloneTellsNoToken) {
   request_.options.mutable_output()->set_logprobs(0);
   Make(1);
   SendAll(0);
-  const Json choice = reply_->Whole()["choices"][0];
+  const Json choice = Json::parse(reply_->WholeText())["choices"][0];
   EXPECT_EQ(choice["text"], "xy");
   EXPECT_EQ(choice["finish_reason"], "length");
   EXPECT_TRUE(choice["stop_reason"].is_null());
   EXPECT_EQ(choice["logprobs"]["tokens"], Json({"x", "y"}));
-  EXPECT_EQ(reply_->Whole()["usage"]["completion_tokens"], 0);
+  EXPECT_EQ(Json::parse(reply_->WholeText())["usage"]["completion_tokens"], 0);
   std::string text;
   for (const Json& chunk : chunks_) text += chunk["choices"][0]["text"].get<std::string>();
   EXPECT_EQ(text, "xy");
@@ -164,7 +164,7 @@ TEST_F(OpenAiReplyTest, AChatBeginsWithItsRole) {
   EXPECT_EQ(chunks_[1]["choices"][0]["delta"], Json({{"content", "a"}}));
   EXPECT_EQ(chunks_[3]["choices"][0]["delta"], Json::object());
   EXPECT_EQ(chunks_[3]["choices"][0]["finish_reason"], "stop");
-  const Json whole = reply_->Whole();
+  const Json whole = Json::parse(reply_->WholeText());
   EXPECT_EQ(whole["object"], "chat.completion");
   EXPECT_EQ(whole["choices"][0]["message"]["content"], "a\xC3\xA9");
 }
@@ -174,7 +174,7 @@ TEST_F(OpenAiReplyTest, LogprobsOfACompletionAreFourListsOfOneLength) {
   request_.options.mutable_output()->set_logprobs(1);
   Make(1);
   SendAll(0);
-  const Json choice = reply_->Whole()["choices"][0];
+  const Json choice = Json::parse(reply_->WholeText())["choices"][0];
   EXPECT_EQ(choice["text"], "xya\xC3\xA9");
   const Json& logprobs = choice["logprobs"];
   EXPECT_EQ(logprobs["tokens"], Json({"x", "y", "a", "bytes:\\xc3", "bytes:\\xa9"}));
@@ -189,7 +189,7 @@ TEST_F(OpenAiReplyTest, StreamedLogprobsAreThoseOfTheWhole) {
   request_.options.mutable_output()->set_logprobs(1);
   Make(1);
   SendAll(0);
-  const Json whole = reply_->Whole()["choices"][0]["logprobs"];
+  const Json whole = Json::parse(reply_->WholeText())["choices"][0]["logprobs"];
   std::string text;
   Json parts = {{"tokens", Json::array()}, {"text_offset", Json::array()}};
   for (const Json& chunk : chunks_) {
@@ -210,7 +210,7 @@ TEST_F(OpenAiReplyTest, LogprobsOfAChatHaveBytes) {
   request_.options.mutable_output()->set_logprobs(1);
   Make(1);
   SendAll(0);
-  const Json content = reply_->Whole()["choices"][0]["logprobs"]["content"];
+  const Json content = Json::parse(reply_->WholeText())["choices"][0]["logprobs"]["content"];
   ASSERT_EQ(content.size(), 3u);
   EXPECT_EQ(content[0]["token"], "a");
   EXPECT_EQ(content[0]["top_logprobs"][0]["token"], "b");
@@ -246,7 +246,7 @@ TEST_F(OpenAiReplyTest, AWildServerIsBorne) {
   event.mutable_finished()->set_output_index(7);
   Send(0, event);
   EXPECT_TRUE(chunks_.empty());
-  EXPECT_EQ(reply_->Whole()["choices"].size(), 1u);
+  EXPECT_EQ(Json::parse(reply_->WholeText())["choices"].size(), 1u);
 }
 
 TEST(OpenAiErrorTest, SaysInHttpWhatTheStatusSays) {
@@ -334,7 +334,7 @@ TEST_F(ToolReplyTest, ACallIsToldAtTheEndAndNoTextOfIt) {
   EXPECT_EQ(Last(1)["delta"], Json::parse(R"({"tool_calls": [{"index": 0, "id": "call_r_0_0",
       "type": "function", "function": {"name": "add", "arguments": "{\"a\":1}"}}]})"));
   EXPECT_EQ(Last(0)["finish_reason"], "tool_calls");
-  const Json choice = reply_->Whole()["choices"][0];
+  const Json choice = Json::parse(reply_->WholeText())["choices"][0];
   EXPECT_TRUE(choice["message"]["content"].is_null());
   EXPECT_EQ(choice["message"]["tool_calls"][0]["function"]["name"], "add");
   EXPECT_FALSE(choice["message"]["tool_calls"][0].contains("index"));
@@ -346,7 +346,7 @@ TEST_F(ToolReplyTest, TextIsToldAsItComes) {
   EXPECT_EQ(Content(), "Three plus four is seven.");
   EXPECT_GT(chunks_.size(), 8u);
   EXPECT_EQ(Last(0)["finish_reason"], "stop");
-  EXPECT_FALSE(reply_->Whole()["choices"][0]["message"].contains("tool_calls"));
+  EXPECT_FALSE(Json::parse(reply_->WholeText())["choices"][0]["message"].contains("tool_calls"));
 }
 
 TEST_F(ToolReplyTest, WhatLookedLikeACallIsTextAfterAll) {
@@ -359,14 +359,14 @@ TEST_F(ToolReplyTest, TextBeforeACallIsContent) {
   Say("I add.<tool_call>{\"name\": \"add\"}</tool_call>");
   EXPECT_EQ(Content(), "I add.");
   EXPECT_EQ(Last(0)["finish_reason"], "tool_calls");
-  EXPECT_EQ(reply_->Whole()["choices"][0]["message"]["content"], "I add.");
+  EXPECT_EQ(Json::parse(reply_->WholeText())["choices"][0]["message"]["content"], "I add.");
 }
 
 TEST_F(ToolReplyTest, ACallThatWasCutOffEndsByItsLength) {
   Say(R"({"name": "add", "param)", v1::FINISH_REASON_LENGTH);
   EXPECT_EQ(Content(), R"({"name": "add", "param)");
   EXPECT_EQ(Last(0)["finish_reason"], "length");
-  const Json choice = reply_->Whole()["choices"][0];
+  const Json choice = Json::parse(reply_->WholeText())["choices"][0];
   EXPECT_EQ(choice["message"]["content"], R"({"name": "add", "param)");
   EXPECT_FALSE(choice["message"].contains("tool_calls"));
 }
@@ -380,7 +380,7 @@ class ThinkingReplyTest : public ChatReplyTest {
                                            AssistantForm{.thought = thought});
     ChatReplyTest::Say(text);
   }
-  Json Message() const { return reply_->Whole()["choices"][0]["message"]; }
+  Json Message() const { return Json::parse(reply_->WholeText())["choices"][0]["message"]; }
 };
 
 TEST_F(ThinkingReplyTest, ThoughtsAreAFieldOfTheirOwn) {

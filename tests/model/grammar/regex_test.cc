@@ -117,6 +117,7 @@ TEST(RegexTest, EscapesNameCharacters) {
 TEST(RegexTest, NamedSetsAreOfAscii) {
   for (int byte = 0; byte < 128; ++byte) {
     const char c = static_cast<char>(byte);
+    if (byte >= 0x1C && byte < 0x20) continue;  // Python's spaces
     const std::string text(1, c);
     const bool is_space = std::string_view(" \t\n\v\f\r").find(c) != std::string_view::npos;
     const bool is_digit = c >= '0' && c <= '9';
@@ -131,7 +132,34 @@ TEST(RegexTest, NamedSetsAreOfAscii) {
       ASSERT_EQ(RegexHas(absl::StrCat("[^", others, "]"), text), is_in) << others << byte;
     }
   }
-  for (const char* text : {"é", "\u00A0", "\u0661"}) EXPECT_TRUE(RegexHas(R"(\D[\W]?\S?)", text));
+}
+
+// What is in a set for ECMAScript, Python or PCRE is not in its opposite.
+TEST(RegexTest, NegatedSetsAreEverybodys) {
+  for (const char* space :
+       {"\x1C", "\u0085", "\u00A0", "\u1680", "\u2003", "\u2028", "\u202F", "\u3000", "\uFEFF"}) {
+    for (const char* set : {R"(\S)", R"([\S])", R"([^\s])", R"(\s)"}) {
+      EXPECT_FALSE(RegexHas(set, space)) << set << space;
+    }
+    EXPECT_TRUE(RegexHas(R"(\D)", space));
+  }
+  for (const char* digit : {"\u0661", "\u096F", "\uFF10", "\U0001D7FF"}) {
+    for (const char* set : {R"(\D)", R"([^\d])", R"([^\d.])", R"(\d)", R"(\W)"}) {
+      EXPECT_FALSE(RegexHas(set, digit)) << set << digit;
+    }
+    EXPECT_TRUE(RegexHas(R"(\S)", digit));
+  }
+  for (const char* letter : {"é", "ß", "Ω", "я", "語", "\u00AA", "\u00B2", "\u2160"}) {
+    for (const char* set : {R"(\W)", R"([^\w])", R"(\w)"}) {
+      EXPECT_FALSE(RegexHas(set, letter)) << set << letter;
+    }
+    EXPECT_TRUE(RegexHas(R"(\D)", letter));
+    EXPECT_TRUE(RegexHas(R"([^\s])", letter));
+  }
+  for (const char* sign : {"€", "«", "—", "→", "。", "😀", "\u00D7"}) {
+    EXPECT_TRUE(RegexHas(R"(\W)", sign)) << sign;
+    EXPECT_TRUE(RegexHas(R"([^\w\s])", sign)) << sign;
+  }
 }
 
 TEST(RegexTest, HyphensAreThemselvesAtTheEdgesOfAClass) {
