@@ -110,6 +110,24 @@ TEST_F(GenerationTest, EosEndsTheOutputAndIsNotInItsText) {
   EXPECT_EQ(Generate(request).outputs.at(0).text, Decode(output.ids, true));
 }
 
+// What it must be has no end token in it, and begins with its first byte.
+TEST_F(GenerationTest, EosIsNoPartOfAConstrainedText) {
+  Serve();
+  v1::GenerateRequest request = Request("hello", 90);
+  request.mutable_stop()->set_ignore_eos(false);
+  request.mutable_constraint()->set_regex("(.|\\n)*");
+  for (uint64_t seed = 0; seed < 200; ++seed) {  // find one that meets EOS soon
+    request.mutable_sampling()->set_seed(seed);
+    if (ExpectedIds(request, seed).back() == kEos) break;
+  }
+  request.mutable_output()->set_include_special_tokens(true);
+  request.mutable_stop()->set_include_stop_string(true);
+  const Output output = Generate(request).outputs.at(0);
+  ASSERT_EQ(output.ids.back(), kEos);
+  const std::vector<int32_t> before_eos(output.ids.begin(), output.ids.end() - 1);
+  EXPECT_EQ(output.text, Decode(before_eos, true));
+}
+
 TEST_F(GenerationTest, StopTokenIsNotInTheTextUnlessAsked) {
   Serve();
   v1::GenerateRequest request = Request("hello", 20);

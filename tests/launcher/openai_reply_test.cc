@@ -7,6 +7,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "launcher/gateway/openai_error.h"
+#include "launcher/gateway/openai_logprobs.h"
 #include "runtime/controller/request_validation.h"
 
 namespace lockstep {
@@ -184,6 +185,23 @@ TEST_F(OpenAiReplyTest, LogprobsOfACompletionAreFourListsOfOneLength) {
   EXPECT_EQ(logprobs["top_logprobs"][2], Json({{"b", -0.5f}, {"a", -1.0f}}));
 }
 
+// "a" may be a token, and byte 0x61 another.
+TEST(CompletionLogprobsTest, OfTokensWithOneTextTheLikeliestIsTold) {
+  v1::Logprobs token = LogprobOf("b", -1.5f);
+  for (const float logprob : {-0.25f, -3.0f}) {
+    v1::TokenLogprob& top = *token.add_top();
+    top.set_text("a");
+    top.set_logprob(logprob);
+  }
+  CompletionLogprobs lists(0);
+  lists.Add(token);
+  lists.Add(LogprobOf("a", -4.0f, "a"));  // -0.5
+  const Json json = lists.Take();
+  EXPECT_EQ(json["top_logprobs"][0], Json({{"a", -0.25f}, {"b", -1.5f}}));
+  EXPECT_EQ(json["top_logprobs"][1], Json({{"a", -0.5f}}));
+  EXPECT_EQ(json["token_logprobs"], Json({-1.5f, -4.0f}));
+}
+
 TEST_F(OpenAiReplyTest, StreamedLogprobsAreThoseOfTheWhole) {
   request_.echo = true;
   request_.options.mutable_output()->set_logprobs(1);
@@ -339,6 +357,24 @@ TEST_F(ToolReplyTest, ACallIsToldAtTheEndAndNoTextOfIt) {
   EXPECT_EQ(choice["message"]["tool_calls"][0]["function"]["name"], "add");
   EXPECT_FALSE(choice["message"]["tool_calls"][0].contains("index"));
   EXPECT_EQ(choice["finish_reason"], "tool_calls");
+}
+
+// Whatever it looks like: who asked for it reads it there.
+TEST_F(ToolReplyTest, ATextThatMustBeSomethingElseIsNoCall) {
+  const std::string text = R"({"name": "add", "parameters": {"a": "none"}})";
+  request_.options.mutable_constraint()->set_regex(".*");
+  Make(1);
+  Say(text);
+  EXPECT_EQ(Content(), text);
+  EXPECT_EQ(Last(0)["finish_reason"], "stop");
+  const Json message = Json::parse(reply_->WholeText())["choices"][0]["message"];
+  EXPECT_EQ(message["content"], text);
+  EXPECT_FALSE(message.contains("tool_calls"));
+  request_.options.mutable_constraint()->mutable_tool_calls();
+  chunks_.clear();
+  Make(1);
+  Say(text);
+  EXPECT_EQ(Last(0)["finish_reason"], "tool_calls");
 }
 
 TEST_F(ToolReplyTest, TextIsToldAsItComes) {
