@@ -149,7 +149,8 @@ bool RequestStream::WriteToken(uint32_t index, const engine::EngineEvent& engine
 std::string RequestStream::TextOf(Output& output, int32_t token, bool stops) const {
   if (!output.detokenizer) return "";
   std::string certain;
-  const bool shows_stop = spec_.text.include_stop_string && !spec_.text.is_constrained;
+  const bool is_outside = spec_.text.is_constrained && tokenizer_->IsSpecial(token);
+  const bool shows_stop = spec_.text.include_stop_string && !is_outside;
   if (!stops || shows_stop) certain = output.detokenizer->Add(token);
   return output.matcher.Add(certain, /*may_match=*/output.num_tokens >= spec_.text.min_tokens);
 }

@@ -27,7 +27,7 @@ struct TextOptions {
   bool include_special_tokens = false;
   int32_t min_tokens = 0;       // stop strings are looked for in the text after these
   bool is_continuation = true;  // of a prompt with text in it
-  bool is_constrained = false;  // to a form, of which a token that ends it is no part
+  bool is_constrained = false;  // to a form, of which a special token that ends it is no part
 };
 
 // What the client of an attached stream has of an output, and is not sent again.

@@ -33,7 +33,8 @@ class OutputText {
   OutputText(const ServerFacts& facts, const v1::GenerateRequest& request,
              const std::vector<int32_t>& prompt)
       : tokenizer_(*facts.tokenizer), request_(request) {
-    at_start_ = std::all_of(prompt.begin(), prompt.end(),
+    at_start_ = !request.has_constraint() &&
+                std::all_of(prompt.begin(), prompt.end(),
                             [&](int32_t id) { return tokenizer_.IsSpecial(id); });
   }
 
@@ -45,6 +46,7 @@ class OutputText {
       const bool special = tokenizer_.IsSpecial(ids[i]);
       if (special && !request_.output().include_special_tokens()) continue;
       if (stops && !request_.stop().include_stop_string()) continue;
+      if (stops && special && request_.has_constraint()) continue;
       bytes += tokenizer_.TokenBytes(ids[i]);
     }
     return bytes;
