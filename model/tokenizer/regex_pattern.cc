@@ -38,7 +38,17 @@ class Translator {
     if (c == '(') return Group();
     if (Next("{,")) return Refuse(2, "a repeat without its lower bound");
     if (Next("}+")) return Refuse(2, "a repeat of a counted repeat");  // possessive in PCRE2 only
+    if (Next("}?") && EndsACount()) return Refuse(2, "a counted repeat that may be left out");
     Copy(1);
+  }
+
+  // The } here is of {n}: {n}? is lazy in PCRE2, and (?:...{n})? in Oniguruma.
+  bool EndsACount() const {
+    size_t begin = at_;
+    while (begin > 0 && absl::ascii_isdigit(static_cast<unsigned char>(pattern_[begin - 1]))) {
+      --begin;
+    }
+    return begin < at_ && begin > 0 && pattern_[begin - 1] == '{';
   }
 
   void OpenClass() {
@@ -55,8 +65,10 @@ class Translator {
     Copy(1);
   }
 
-  // Groups that mean the same in both: (...), (?:...), (?i:...), look-around, atomic.
+  // Groups that mean the same in both: (...), (?:...), (?i:...), look-around, atomic. From the
+  // middle of a branch on, (?i) takes the branches behind it along in Oniguruma.
   void Group() {
+    if (Next("(?i)") && at_ > 0) return Refuse(4, "an option that holds from here on");
     for (const std::string_view kind :
          {"(?:", "(?i:", "(?i)", "(?=", "(?!", "(?<=", "(?<!", "(?>"}) {
       if (Next(kind)) return Copy(kind.size());
@@ -72,6 +84,10 @@ class Translator {
     const bool same_in_both = !absl::ascii_isalnum(static_cast<unsigned char>(c)) ||
                               std::string_view("dDpPrntfx").find(c) != std::string_view::npos;
     if (!same_in_both) return Refuse(2, "this escape");
+    const bool is_property = c == 'p' || c == 'P';
+    if (is_property && pattern_.substr(at_ + 2, 1) != "{") {  // Oniguruma takes it for a letter
+      return Refuse(2, "a property without braces");
+    }
     Copy(2);
     if (absl::ascii_isalpha(static_cast<unsigned char>(c)) && Next("{")) {
       Copy(std::min(pattern_.find('}', at_), pattern_.size() - 1) + 1 - at_);

@@ -19,6 +19,7 @@ constexpr std::string_view kGpt2Regex =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
 constexpr size_t kMaxTemplateIds = 64;
+constexpr size_t kMaxSteps = 64;  // of a Sequence; real ones have up to ten
 
 // Calls `parse_one(fields, type)` for the component at `value`, or for each member of a Sequence
 // (which may not hold further Sequences); nothing for null.
@@ -31,6 +32,10 @@ absl::Status ForEachComponent(const Json& value, const std::string& where,
   if (outer_type != "Sequence") return parse_one(outer, outer_type);
   const Json& members = outer[sequence_member];
   if (!members.is_array()) return outer.Error(absl::StrCat(sequence_member, " is not an array"));
+  if (members.size() > kMaxSteps) {  // each text goes through all of them
+    return outer.Error(
+        absl::StrCat(sequence_member, " has ", members.size(), " steps, more than ", kMaxSteps));
+  }
   for (size_t i = 0; i < members.size(); ++i) {
     ASSIGN_OR_RETURN(const JsonFields inner,
                      JsonFields::Of(members[i], absl::StrCat(where, "[", i, "]")));

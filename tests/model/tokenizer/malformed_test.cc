@@ -101,6 +101,10 @@ TEST(Malformed, TextStagesAreRefusedByName) {
     return Json{{"type", "Split"}, {"pattern", {{"Regex", regex}}}, {"behavior", "Isolated"}};
   };
   const Case cases[] = {
+      {"65 steps, more than 64",
+       [](Json& j) {
+         j["normalizer"] = {{"type", "Sequence"}, {"normalizers", Json(65, Json{{"type", "NFC"}})}};
+       }},
       {"NFKC",
        [](Json& j) {
          j["normalizer"] = {{"type", "NFKC"}};
