@@ -1,6 +1,7 @@
 // Where a checkpoint keeps its chat template: chat_template.jinja, else tokenizer_config.json's
 // chat_template, which may be a list of named ones ("default", "tool_use"). With it come the
-// special tokens that templates name. Pure but for reading files.
+// special tokens that templates name: tokenizer_config.json's, else special_tokens_map.json's. Pure
+// but for reading files.
 // Source: transformers' tokenization_utils_base.py (save_chat_templates, special_tokens_map).
 #pragma once
 

@@ -37,6 +37,18 @@ TEST_F(ChatTemplateFileTest, ItComesWithTheSpecialTokens) {
               ElementsAre(Pair("bos_token", "<s>"), Pair("pad_token", "<p>")));
 }
 
+TEST_F(ChatTemplateFileTest, SpecialTokensMayStandInTheirMap) {
+  model_.Write("tokenizer_config.json", R"({"chat_template": "T", "bos_token": "<s>"})");
+  model_.Write("special_tokens_map.json", R"({"bos_token": "<b>", "eos_token": {"content": "<e>"},
+      "additional_special_tokens": ["<x>"]})");
+  const auto file = ReadChatTemplate(model_.path());
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_THAT(file->special_tokens,
+              ElementsAre(Pair("bos_token", "<s>"), Pair("eos_token", "<e>")));
+  model_.Write("special_tokens_map.json", "[]");
+  EXPECT_THAT(Error(), HasSubstr("special_tokens_map.json"));
+}
+
 TEST_F(ChatTemplateFileTest, NamedOnesHaveOneForTools) {
   model_.Write("tokenizer_config.json", R"({"chat_template": [
       {"name": "tool_use", "template": "U"}, {"name": "default", "template": "D"},
