@@ -97,13 +97,16 @@ Json OpenAiReply::ChunkOf(Json choice) const {
   return chunk;
 }
 
+const std::vector<v1::Logprobs>& OpenAiReply::LogprobsTold(size_t prompt, size_t output) const {
+  static const std::vector<v1::Logprobs> kNone;
+  const auto& outputs = responses_[prompt].outputs();
+  return output < outputs.size() && !request_.echoes_alone ? outputs[output].logprobs : kNone;
+}
+
 // From the begin-th token on; begin 0 has the prompt's before it, if that is repeated. offset: the
 // first one's, then the next one's.
 Json OpenAiReply::LogprobsOf(size_t prompt, size_t output, size_t begin, size_t& offset) const {
-  const auto& outputs = responses_[prompt].outputs();
-  static const std::vector<v1::Logprobs> kNone;
-  const bool is_told = output < outputs.size() && !request_.echoes_alone;
-  const auto& logprobs = is_told ? outputs[output].logprobs : kNone;
+  const std::vector<v1::Logprobs>& logprobs = LogprobsTold(prompt, output);
   if (request_.is_chat) return ChatLogprobs(logprobs, begin);
   CompletionLogprobs lists(offset);
   if (begin == 0 && request_.echo) {
@@ -308,11 +311,9 @@ Json OpenAiReply::LogFields() const {
 std::string OpenAiReply::LogprobsText(size_t prompt, size_t output) const {
   if (!request_.wants_logprobs()) return "null";
   size_t offset = 0;
-  const auto& outputs = responses_[prompt].outputs();
-  const bool is_told = output < outputs.size() && !request_.echoes_alone;
-  if (!request_.is_chat || !is_told) return DumpJson(LogprobsOf(prompt, output, 0, offset));
+  if (!request_.is_chat) return DumpJson(LogprobsOf(prompt, output, 0, offset));
   std::string text = R"({"content":[)";
-  for (const v1::Logprobs& entry : outputs[output].logprobs) {
+  for (const v1::Logprobs& entry : LogprobsTold(prompt, output)) {
     absl::StrAppend(&text, text.back() == '[' ? "" : ",", DumpJson(ChatLogprob(entry)));
   }
   return text + "]}";

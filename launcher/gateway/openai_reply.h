@@ -62,6 +62,7 @@ class OpenAiReply {
   v1::OutputFinished EndOf(const v1::OutputFinished& finished) const;
   std::vector<Json> EndChunks(size_t prompt, const v1::OutputFinished& finished);
   Json ToolCallsJson(size_t index, const std::vector<ToolCall>& calls, bool is_chunk) const;
+  const std::vector<v1::Logprobs>& LogprobsTold(size_t prompt, size_t output) const;
   std::string LogprobsText(size_t prompt, size_t output) const;
   Json LogprobsOf(size_t prompt, size_t output, size_t begin, size_t& offset) const;
   Json Usage() const;

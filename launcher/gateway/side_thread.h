@@ -8,7 +8,6 @@
 #include <boost/asio/thread_pool.hpp>
 #include <deque>
 #include <functional>
-#include <memory>
 
 #include "absl/status/status.h"
 #include "launcher/http/http_exchange.h"

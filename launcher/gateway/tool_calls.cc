@@ -21,7 +21,8 @@ const absl::string_view kClose = grammar::kToolCallEnd;
 // What Llama 3 may write before its JSON, and Mistral does, where special tokens are shown.
 constexpr absl::string_view kListMarker = "[TOOL_CALLS]";
 constexpr absl::string_view kPrefixes[] = {"<|python_tag|>", kListMarker};
-constexpr int kMaxDepth = 520;  // a call may hold what a schema allows: 512 rules deep
+constexpr int kMaxDepth =
+    grammar::kMaxDepth + 8;  // of arguments that a schema allows, and a call around
 constexpr int kMostMarkersInACall = 16;
 
 // An object as JSON; models may write it in a string, as it is told to clients. nullopt: it is

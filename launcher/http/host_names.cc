@@ -1,14 +1,13 @@
 #include "launcher/http/host_names.h"
 
 #include <arpa/inet.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
-#include "absl/strings/strip.h"
+#include "launcher/base/host_name.h"
 
 namespace lockstep {
 namespace {
@@ -27,17 +26,11 @@ bool IsAddress(const std::string& name) {
   return absl::StartsWith(name, "[") || ::inet_pton(AF_INET, name.c_str(), &v4) == 1;
 }
 
-std::string OwnName() {
-  char name[256] = "";
-  ::gethostname(name, sizeof(name) - 1);
-  return absl::AsciiStrToLower(name);
-}
-
 }  // namespace
 
 HostNames::HostNames(std::vector<std::string> permitted) : permitted_(std::move(permitted)) {
-  for (std::string& name : permitted_) absl::AsciiStrToLower(&name);
-  permitted_.push_back(OwnName());
+  permitted_.push_back(SystemHostName());
+  for (std::string& name : permitted_) name = WithoutPort(name);
 }
 
 bool HostNames::Has(absl::string_view host) const {

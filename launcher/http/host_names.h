@@ -3,7 +3,7 @@
 // A page from elsewhere can have its own name resolved to 127.0.0.1; a browser then lets it read
 // what a server there answers, as if it were the page's own ("DNS rebinding"). Its requests tell
 // that name as their Host. Attackers have names with a dot: addresses, the machine's own name and
-// those without a dot (proxies' and containers') are let through, as Ollama's server does.
+// those without a dot (proxies' and containers') are let through.
 #pragma once
 
 #include <string>
@@ -22,7 +22,7 @@ class HostNames {
   bool Has(absl::string_view host) const;
 
  private:
-  std::vector<std::string> permitted_;  // in lower case
+  std::vector<std::string> permitted_;  // in lower case, without ports
 };
 
 }  // namespace lockstep

@@ -1,5 +1,7 @@
 #include "runtime/controller/text_call.h"
 
+#include <utility>
+
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "grpc/grpc.h"
@@ -15,6 +17,7 @@ void TextCall::Answer(const absl::StatusOr<grpc::ByteBuffer>& answer, grpc::Byte
     num_bytes_ = static_cast<int64_t>(answer->Length());
     const int64_t num_unread = unread_->num_bytes += num_bytes_;
     if (num_bytes_ > UnreadAnswers::kShortBytes && num_unread > UnreadAnswers::kMaxBytes) {
+      unread_->num_bytes -= std::exchange(num_bytes_, 0);
       status = absl::ResourceExhaustedError(
           absl::StrCat("more than ", UnreadAnswers::kMaxBytes,
                        " bytes of answers are unread by their clients: retry later"));

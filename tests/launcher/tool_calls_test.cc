@@ -32,6 +32,20 @@ TEST(ToolCallsTest, JsonOfAnOfferedFunctionIsACall) {
   EXPECT_EQ(Shown(R"([TOOL_CALLS] [{"name": "now", "arguments": {}}])"), "|now({})");
 }
 
+// As deep as a schema may let them be; beyond that it is a text.
+TEST(ToolCallsTest, ArgumentsMayNestDeeply) {
+  const auto nested = [](int depth) {
+    std::string json = "{}";
+    for (int i = 1; i < depth; ++i) json = "{\"a\":" + json + "}";
+    return json;
+  };
+  const auto call = [&](int depth) {
+    return "{\"name\":\"add\",\"parameters\":" + nested(depth) + "}";
+  };
+  EXPECT_EQ(Shown(call(512)), "|add(" + nested(512) + ")");
+  EXPECT_EQ(Shown(call(600)), call(600));
+}
+
 TEST(ToolCallsTest, MarkedCallsMayFollowText) {
   EXPECT_EQ(Shown("Let me see.\n<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>\n"
                   "<tool_call>{\"name\": \"add\", \"arguments\": {\"a\": 1}}"),
