@@ -41,7 +41,8 @@ struct ModelConfig {
   DType dtype = DType::kBF16;                // as the checkpoint declares it
   std::optional<StoredQuantization> stored;  // of matrices that the checkpoint holds quantized
   std::optional<int32_t> bos_token_id;
-  std::vector<int32_t> eos_token_ids;  // config.json's and generation_config.json's, merged
+  // config.json's and generation_config.json's and, of a Checkpoint, its tokenizer's, merged.
+  std::vector<int32_t> eos_token_ids;
 
   bool has_qkv_bias() const { return TraitsOf(family).has_qkv_bias; }
   bool has_head_norms() const { return TraitsOf(family).has_head_norms; }

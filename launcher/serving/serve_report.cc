@@ -64,6 +64,7 @@ void ServeReport::Model(const ModelSummary& summary, const std::string& name) {
   name_ = name;
   PrintModel(summary);
   if (!summary.unknown_tensors.empty()) Warn({UnusedTensorsText(summary.unknown_tensors)});
+  Warn(MissingForTexts(summary));
 }
 
 void ServeReport::PrintModel(const ModelSummary& summary) {

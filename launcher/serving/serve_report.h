@@ -31,7 +31,7 @@ class ServeReport {
  public:
   ServeReport(bool json, const ModelFlags& model, int num_replicas);
 
-  // Warns of tensors that the files hold and the model does not use.
+  // Warns of tensors that the files hold and the model does not use, and of what texts miss.
   // name: what clients call it.
   void Model(const ModelSummary& summary, const std::string& name);
   // threads_per_rank: nothing where ranks find out themselves.

@@ -14,9 +14,6 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr const char* kSpecialTokens[] = {"bos_token", "eos_token", "unk_token", "sep_token",
-                                          "pad_token", "cls_token", "mask_token"};
-
 absl::Status BadTemplate(const Json& value) {
   return absl::InvalidArgumentError(absl::StrCat("chat_template is ", QuotedJson(value),
                                                  ", neither a text nor a list of named ones"));
@@ -39,32 +36,10 @@ absl::Status TakeTemplates(const Json& value, ChatTemplateFile& file) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<Json> ParseObject(const std::string& text) {
-  ASSIGN_OR_RETURN(Json object, ParseStrictJson(text));
-  if (!object.is_object()) return absl::InvalidArgumentError("not a JSON object");
-  return object;
-}
-
-// Those that are not known yet.
-void TakeSpecialTokens(const Json& config, ChatTemplateFile& file) {
-  for (const char* name : kSpecialTokens) {
-    const Json token = config.value(name, Json());
-    const Json content = token.is_object() ? token.value("content", Json()) : token;
-    if (content.is_string()) file.special_tokens.emplace(name, content.get<std::string>());
-  }
-}
-
 absl::Status TakeConfig(const std::string& text, ChatTemplateFile& file) {
-  ASSIGN_OR_RETURN(const Json config, ParseObject(text));
-  TakeSpecialTokens(config, file);
+  ASSIGN_OR_RETURN(const Json config, ParseStrictJson(text));
+  if (!config.is_object()) return absl::InvalidArgumentError("not a JSON object");
   return TakeTemplates(config.value("chat_template", Json()), file);
-}
-
-// special_tokens_map.json: where older tokenizers name them.
-absl::Status TakeTokenMap(const std::string& text, ChatTemplateFile& file) {
-  ASSIGN_OR_RETURN(const Json map, ParseObject(text));
-  TakeSpecialTokens(map, file);
-  return absl::OkStatus();
 }
 
 // nullopt: there is none.
@@ -87,17 +62,12 @@ absl::Status CheckSize(const std::string& source) {
 absl::StatusOr<ChatTemplateFile> ReadChatTemplate(const std::filesystem::path& directory,
                                                   const std::filesystem::path& instead) {
   ChatTemplateFile file;
+  ASSIGN_OR_RETURN(file.special_tokens, ReadSpecialTokens(directory));
   const std::filesystem::path config_path = directory / "tokenizer_config.json";
   ASSIGN_OR_RETURN(const auto config, ReadIfThere(config_path, kMaxTokenizerConfigBytes));
   if (config) {
     const absl::Status taken = TakeConfig(*config, file);
     if (!taken.ok()) return InFile(config_path, taken);
-  }
-  const std::filesystem::path map_path = directory / "special_tokens_map.json";
-  ASSIGN_OR_RETURN(const auto map, ReadIfThere(map_path, kMaxTokenizerConfigBytes));
-  if (map) {
-    const absl::Status taken = TakeTokenMap(*map, file);
-    if (!taken.ok()) return InFile(map_path, taken);
   }
   ASSIGN_OR_RETURN(auto own, ReadIfThere(directory / "chat_template.jinja", kMaxChatTemplateBytes));
   if (own) file.source = *std::move(own);

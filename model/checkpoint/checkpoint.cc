@@ -16,6 +16,7 @@
 #include "model/checkpoint/config_text.h"
 #include "model/json/strict_json.h"
 #include "model/stable_hash.h"
+#include "model/tokenizer/special_tokens.h"
 
 namespace lockstep {
 namespace {
@@ -136,6 +137,15 @@ absl::StatusOr<WeightMap> ParseIndex(const fs::path& directory, std::string_view
   return weight_map;
 }
 
+// A model fine-tuned for chats may name the token that ends its turns to the tokenizer alone. vLLM
+// ends there, too (its tests/tokenization/test_get_eos.py).
+void AddEndToken(const fs::path& directory, ModelConfig& config) {
+  const std::optional<int32_t> end = FindEndToken(directory);
+  std::vector<int32_t>& ids = config.eos_token_ids;
+  if (!end || *end >= config.vocab_size) return;
+  if (std::find(ids.begin(), ids.end(), *end) == ids.end()) ids.push_back(*end);
+}
+
 }  // namespace
 
 absl::Status Checkpoint::LoadConfigs() {
@@ -144,6 +154,12 @@ absl::Status Checkpoint::LoadConfigs() {
   absl::StatusOr<ModelConfig> config = ParseModelConfig(text);
   if (!config.ok()) return InFile(directory_, config.status());
   config_ = *std::move(config);
+  RETURN_IF_ERROR(LoadGenerationConfig());
+  AddEndToken(directory_, config_);
+  return absl::OkStatus();
+}
+
+absl::Status Checkpoint::LoadGenerationConfig() {
   const fs::path generation = directory_ / "generation_config.json";
   ASSIGN_OR_RETURN(const bool has_defaults, Exists(generation));
   if (!has_defaults) return absl::OkStatus();

@@ -22,8 +22,9 @@ namespace lockstep {
 
 class Checkpoint {
  public:
-  // Reads config.json (as ReadConfigText), generation_config.json (optional) and the header of
-  // every *.safetensors file that model.safetensors or model.safetensors.index.json names.
+  // Reads config.json (as ReadConfigText), generation_config.json (optional), the tokenizer's end
+  // token (FindEndToken) and the header of every *.safetensors file that model.safetensors or
+  // model.safetensors.index.json names.
   // NOT_FOUND, INVALID_ARGUMENT (what is wrong, where); PERMISSION_DENIED or UNAVAILABLE where it
   // cannot be told what is there.
   static absl::StatusOr<std::unique_ptr<Checkpoint>> Open(const std::filesystem::path& directory);
@@ -58,6 +59,7 @@ class Checkpoint {
  private:
   Checkpoint() = default;
   absl::Status LoadConfigs();
+  absl::Status LoadGenerationConfig();
   absl::Status AddFiles();
   void FindSparedMatrices();
   absl::Status AddFile(const std::string& name);

@@ -81,7 +81,9 @@ std::string FilesText(const ModelSummary& summary) {
     absl::StrAppendFormat(&text, "  %s: %d tensors, %s\n", file.name, file.num_tensors,
                           BytesText(file.tensor_bytes));
   }
-  if (!summary.has_tokenizer) text += "  no tokenizer.json: prompts must be token ids\n";
+  for (const std::string& missing : MissingForTexts(summary)) {
+    absl::StrAppend(&text, "  ", missing, "\n");
+  }
   for (const std::string& name : summary.unknown_tensors) {
     absl::StrAppend(&text, "  not used: ", UnknownTensorText(name), "\n");
   }
@@ -203,6 +205,17 @@ absl::StatusOr<ModelSummary> InspectModel(const fs::path& directory, int tp, int
   ASSIGN_OR_RETURN(summary.ranks, HeldShards(summary.config, tp, pp, {summary.config.dtype}));
   AddTensors(*checkpoint, summary);
   return summary;
+}
+
+std::vector<std::string> MissingForTexts(const ModelSummary& summary) {
+  std::vector<std::string> missing;
+  if (!summary.has_tokenizer) missing.push_back("no tokenizer.json: prompts must be token ids");
+  if (summary.config.eos_token_ids.empty()) {
+    missing.push_back(
+        "no end token (eos_token_id in config.json or generation_config.json, eos_token in "
+        "tokenizer_config.json): texts end at max_tokens or a client's stop alone");
+  }
+  return missing;
 }
 
 std::string SummaryText(const ModelSummary& summary, bool list_tensors) {

@@ -46,6 +46,8 @@ struct ModelSummary {
 // tensor_check.
 absl::StatusOr<ModelSummary> InspectModel(const std::filesystem::path& directory, int tp, int pp);
 
+// What it does without and who serves it may miss, a line each.
+std::vector<std::string> MissingForTexts(const ModelSummary& summary);
 // Several lines for people; the tensors one per line if wanted.
 std::string SummaryText(const ModelSummary& summary, bool list_tensors);
 // One JSON object, sizes in bytes, the tensors always listed.

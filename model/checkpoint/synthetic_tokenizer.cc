@@ -60,7 +60,7 @@ std::string Llama3SpecialName(int64_t index) {
   return absl::StrCat("<|reserved_special_token_", index - 8, "|>");
 }
 
-std::map<int32_t, std::string> SpecialTokens(const ModelConfig& config) {
+std::map<int32_t, std::string> NamedTokens(const ModelConfig& config) {
   std::map<int32_t, std::string> special;
   if (config.bos_token_id.has_value()) {
     const int64_t bos = *config.bos_token_id;
@@ -257,7 +257,7 @@ json TokenizerConfig(const ModelConfig& config, const std::map<int32_t, std::str
 }  // namespace
 
 absl::StatusOr<SyntheticTokenizer> MakeSyntheticTokenizer(const ModelConfig& config) {
-  const std::map<int32_t, std::string> special = SpecialTokens(config);
+  const std::map<int32_t, std::string> special = NamedTokens(config);
   const int64_t num_ordinary = config.vocab_size - static_cast<int64_t>(special.size());
   if (num_ordinary < 256) {
     return absl::InvalidArgumentError(

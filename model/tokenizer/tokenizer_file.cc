@@ -192,7 +192,77 @@ class Reader : public nlohmann::json_sax<Json> {
   std::vector<std::string> merge_pair_;
 };
 
+// Looks for one token. The root's members are at depth 1, those of "added_tokens"' entries and of
+// "model"'s vocab at depth 3.
+class TokenFinder : public nlohmann::json_sax<Json> {
+ public:
+  explicit TokenFinder(std::string_view content) : content_(content) {}
+  std::optional<int32_t> found;
+
+  bool null() override { return true; }
+  bool boolean(bool) override { return true; }
+  bool number_integer(int64_t) override { return true; }
+  bool number_float(double, const std::string&) override { return true; }
+  bool binary(Json::binary_t&) override { return true; }
+  bool parse_error(size_t, const std::string&, const Json::exception&) override { return false; }
+
+  bool number_unsigned(uint64_t value) override {
+    if (depth_ != 3 || value > static_cast<uint64_t>(kMaxTokenId)) return true;
+    if (part_ == "added_tokens" && name_ == "id") added_id_ = static_cast<int32_t>(value);
+    if (in_vocab_ && name_ == content_) found = static_cast<int32_t>(value);
+    return !found;
+  }
+  bool string(std::string& value) override {
+    if (depth_ == 3 && name_ == "content") is_added_ = value == content_;
+    return true;
+  }
+  bool key(std::string& name) override {
+    if (depth_ == 1) part_ = name;
+    if (depth_ == 3)
+      name_ = std::move(name);
+    else if (depth_ == 2)
+      in_vocab_ = part_ == "model" && name == "vocab";
+    return true;
+  }
+  bool start_object(size_t) override { return Open(); }
+  bool start_array(size_t) override { return Open(); }
+  bool end_object() override {
+    if (depth_ == 3 && part_ == "added_tokens" && is_added_) found = added_id_;
+    return Close();
+  }
+  bool end_array() override { return Close(); }
+
+ private:
+  bool Open() {
+    if (++depth_ == 3) Forget();
+    return true;
+  }
+  bool Close() {
+    if (depth_-- == 2) in_vocab_ = false;
+    return !found;
+  }
+  void Forget() {
+    name_.clear();
+    added_id_.reset();
+    is_added_ = false;
+  }
+
+  const std::string_view content_;
+  int depth_ = 0;
+  std::string part_;  // the root's member
+  std::string name_;
+  bool in_vocab_ = false;
+  bool is_added_ = false;
+  std::optional<int32_t> added_id_;
+};
+
 }  // namespace
+
+std::optional<int32_t> FindTokenId(std::string_view tokenizer_json, std::string_view content) {
+  TokenFinder finder(content);
+  Json::sax_parse(tokenizer_json.begin(), tokenizer_json.end(), &finder);
+  return finder.found;
+}
 
 std::string Quote(std::string_view text) {
   constexpr size_t kLongest = 60;

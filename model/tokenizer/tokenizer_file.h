@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -29,6 +30,10 @@ inline constexpr int32_t kMaxTokenId = (1 << 22) - 1;  // tables are as long as 
 // INVALID_ARGUMENT for anything that is not JSON, repeats a name, nests too deeply, or whose vocab
 // is not {token: id} and merges not "a b" or ["a", "b"].
 absl::StatusOr<TokenizerFile> ReadTokenizerFile(std::string_view text);
+
+// The id of an added token or, failing that, of one in the vocabulary. Reads no further than it has
+// to, and tells nothing of what is malformed.
+std::optional<int32_t> FindTokenId(std::string_view tokenizer_json, std::string_view content);
 
 // Text from the file as error messages show it: in quotes, control characters escaped, not long.
 std::string Quote(std::string_view text);

@@ -138,6 +138,14 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(const std::filesystem::
   return tokenizer;
 }
 
+// Texts with tokens that the model has no row for are refused when they come.
+void WarnOfTokensBeyond(int64_t vocab_size, const Tokenizer* tokenizer, EventLoop& loop) {
+  if (tokenizer == nullptr || tokenizer->vocab_size() <= vocab_size) return;
+  loop.Warn(absl::StrCat("tokenizer.json has token ids up to ", tokenizer->vocab_size() - 1,
+                         ", the model up to ", vocab_size - 1,
+                         ": prompts with tokens above that will be refused"));
+}
+
 // One that is not understood costs its chats alone, and is told as an event.
 absl::StatusOr<v1::GetChatTemplateResponse> LoadChatTemplate(const ControllerOptions& options,
                                                              const Tokenizer* tokenizer,
@@ -281,6 +289,7 @@ absl::StatusOr<std::unique_ptr<Controller>> Controller::Start(ControllerOptions 
   impl->loop = std::make_shared<EventLoop>(
       MakeCoreConfig(options, model, {.model = fingerprint, .tokenizer = tokenizer}, grid),
       options.observer, impl->health);
+  WarnOfTokensBeyond(model.vocab_size, impl->tokenizer.get(), *impl->loop);
   ASSIGN_OR_RETURN(impl->journal, OpenJournal(options, fingerprint, impl->loop));
   ASSIGN_OR_RETURN(v1::GetChatTemplateResponse chat_template,
                    LoadChatTemplate(options, impl->tokenizer.get(), *impl->loop));

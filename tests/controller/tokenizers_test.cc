@@ -1,9 +1,11 @@
 // Text under other tokenizers than the synthetic one: none at all, and SentencePiece's.
 #include <fstream>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/tokenizer/tokenizer_fingerprint.h"
+#include "nlohmann/json.hpp"
 #include "tests/controller/controller_fixture.h"
 #include "tests/support/assets.h"
 
@@ -53,6 +55,24 @@ TEST_F(OtherTokenizerTest, WithoutOneTokenIdsAreServed) {
   request.mutable_constraint()->set_regex("a");
   EXPECT_THAT(Generate(request).status.error_message(),
               HasSubstr("constraint: this model has no tokenizer"));
+}
+
+TEST_F(OtherTokenizerTest, TokensThatTheModelHasNoRowForAreWarnedOf) {
+  const std::filesystem::path larger = model_dir_.parent_path() / "larger";
+  std::filesystem::copy(model_dir_, larger);
+  nlohmann::json document = nlohmann::json::parse(std::ifstream(larger / "tokenizer.json"));
+  const auto vocab_size = (*Checkpoint::Open(larger))->config().vocab_size;
+  document["added_tokens"].push_back(
+      {{"id", vocab_size}, {"content", "<far>"}, {"special", false}, {"normalized", false}});
+  std::ofstream(larger / "tokenizer.json") << document;
+  ServeModel(larger);
+  EXPECT_THAT(Events(ControllerEvent::Kind::kWarning).at(0).message,
+              HasSubstr(absl::StrCat("token ids up to ", vocab_size, ", the model up to ",
+                                     vocab_size - 1)));
+  const Generated refused = Generate(Request("a<far>b", 8));
+  EXPECT_EQ(refused.status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_THAT(refused.status.error_message(), HasSubstr(absl::StrCat(vocab_size)));
+  EXPECT_TRUE(Generate(Request("ab", 8)).status.ok());
 }
 
 TEST_F(OtherTokenizerTest, SentencePieceTextContinuesItsPrompt) {

@@ -1,5 +1,6 @@
 #include "model/checkpoint/checkpoint.h"
 
+#include <map>
 #include <numeric>
 #include <thread>
 
@@ -276,6 +277,23 @@ TEST(CheckpointDirectory, GenerationConfigIsMerged) {
   EXPECT_EQ((*checkpoint)->generation_defaults().temperature, 0.5f);
   directory.Write("generation_config.json", R"({"eos_token_id":6})");
   EXPECT_THAT(OpenError(directory), HasSubstr("generation_config.json: eos_token_id = 6"));
+}
+
+// The last is one that the model has no row for.
+TEST(CheckpointDirectory, TheTokenizersEndTokenIsOneMore) {
+  const TempDirectory directory;
+  directory.Write("config.json", kConfig);
+  directory.Write("model.safetensors", MatrixFile("m", 1, 1));
+  directory.Write("generation_config.json", R"({"eos_token_id":4})");
+  directory.Write("tokenizer.json", R"({"added_tokens":[{"id":2,"content":"<end>"},
+      {"id":4,"content":"<turn>"},{"id":6,"content":"<far>"}]})");
+  for (const auto& [name, ids] : std::map<std::string, std::vector<int32_t>>{
+           {"<end>", {4, 2}}, {"<turn>", {4}}, {"<far>", {4}}, {"<other>", {4}}}) {
+    directory.Write("tokenizer_config.json", absl::StrCat(R"({"eos_token":")", name, R"("})"));
+    const auto checkpoint = Checkpoint::Open(directory.path());
+    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+    EXPECT_EQ((*checkpoint)->config().eos_token_ids, ids) << name;
+  }
 }
 
 // Two shards: "a" in one.safetensors, "b" in two.safetensors.

@@ -13,7 +13,9 @@ namespace lockstep {
 namespace {
 
 using nlohmann::json;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using ::testing::Not;
 using testing::TempDirectory;
 
@@ -122,6 +124,18 @@ TEST_F(Inspect, SummarizesASynthesizedModel) {
   for (const FileSummary& file : summary.files) file_bytes += file.tensor_bytes;
   EXPECT_EQ(file_bytes, summary.tensor_bytes);
   EXPECT_GT(summary.files.size(), 1u);
+}
+
+TEST_F(Inspect, WhatTextsMissIsTold) {
+  EXPECT_THAT(MissingForTexts(Summarize()), IsEmpty());
+  for (const char* file : {"tokenizer.json", "generation_config.json"}) {
+    std::filesystem::remove(directory_.path() / "model" / file);
+  }
+  ModelSummary summary = Summarize();
+  summary.config.eos_token_ids.clear();
+  EXPECT_THAT(MissingForTexts(summary),
+              ElementsAre(HasSubstr("no tokenizer.json"), HasSubstr("no end token")));
+  EXPECT_THAT(SummaryText(summary, false), HasSubstr("  no end token (eos_token_id in"));
 }
 
 TEST_F(Inspect, TextSaysWhatMatters) {
