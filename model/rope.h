@@ -47,12 +47,26 @@ struct RopeShape {
   std::optional<RopeScaling> scaling;
 };
 
-// The cosines and sines of RoPE, computed in double and rounded once. cos, sin: [max_positions,
-// head_dim / 2].
-struct RopeTables {
-  std::vector<float> cos;
-  std::vector<float> sin;
+// The cosines and sines of RoPE's angles, computed in double and rounded once. Immutable; any
+// thread.
+class RopeAngles {
+ public:
+  explicit RopeAngles(const RopeShape& shape);
+
+  int64_t width() const { return static_cast<int64_t>(frequencies_.size()); }  // head_dim / 2
+  // Of positions [begin, end), begin >= 0. cos, sin: [end - begin, width].
+  void Write(int64_t begin, int64_t end, float* cos, float* sin) const;
+
+ private:
+  struct Rotations {  // [num_rotations, width]
+    std::vector<double> cos;
+    std::vector<double> sin;
+  };
+  Rotations RotationsOf(int64_t begin, int64_t end, double amplitude) const;
+
+  std::vector<double> frequencies_;  // radians to a position
+  double amplitude_;
+  Rotations steps_;  // by 0, 1, ... positions
 };
-RopeTables MakeRopeTables(const RopeShape& shape, int64_t max_positions);
 
 }  // namespace lockstep

@@ -101,8 +101,8 @@ void LlamaStage::WriteKv(const LayerWeights& weights, const KvCacheView& cache) 
   weights.qkv.RoundedForward(act_.normed.data(), tokens_.num_tokens, act_.qkv.data());
   backend_.RopeAndWriteKv({.qkv = act_.qkv.data(),
                            .num_heads = static_cast<int>(shape_.query_heads.size()),
-                           .cos = rope_cos_.as<float>(),
-                           .sin = rope_sin_.as<float>(),
+                           .cos = rope_.cos.as<float>(),
+                           .sin = rope_.sin.as<float>(),
                            .batch = &batch_.index(),
                            .cache = &cache,
                            .qkv_dtype = backend_.ProductDType(tokens_.num_tokens),
@@ -337,12 +337,7 @@ absl::Status LlamaStage::AllocateBuffers() {
     ASSIGN_OR_RETURN(host_logits_, backend_.AllocateOnHost(logits_rows * shape_.vocab.size() *
                                                            int64_t{sizeof(float)}));
   }
-  const RopeTables tables = MakeRopeTables(config_.rope(), limits_.max_model_len);
-  const int64_t bytes = RopeTableBytes(shape_.head_dim, limits_);
-  ASSIGN_OR_RETURN(rope_cos_, backend_.Allocate(bytes));
-  ASSIGN_OR_RETURN(rope_sin_, backend_.Allocate(bytes));
-  backend_.CopyToDevice(rope_cos_.data(), tables.cos.data(), bytes);
-  backend_.CopyToDevice(rope_sin_.data(), tables.sin.data(), bytes);
+  ASSIGN_OR_RETURN(rope_, RopeTables::Allocate(backend_, config_.rope(), limits_.max_model_len));
   ASSIGN_OR_RETURN(
       act_, Activations::Allocate(backend_, {.shape = shape_,
                                              .tp = groups_.tp->size(),

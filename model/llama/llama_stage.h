@@ -25,6 +25,7 @@
 #include "model/llama/activations.h"
 #include "model/llama/device_batch.h"
 #include "model/llama/padded_batch.h"
+#include "model/llama/rope_tables.h"
 #include "model/llama/stage_memory.h"
 #include "model/llama/stage_shape.h"
 #include "model/llama/step_batch.h"
@@ -153,8 +154,7 @@ class LlamaStage {
 
   LoadStats load_stats_;
   StageWeights weights_;
-  DeviceBuffer rope_cos_;  // f32 [max_model_len, head_dim / 2]
-  DeviceBuffer rope_sin_;  // likewise
+  RopeTables rope_;  // of max_model_len positions
   DType kv_dtype_ = DType::kF32;
   int64_t num_kv_blocks_ = 0;
   DeviceBuffer kv_memory_;

@@ -4,6 +4,7 @@
 
 #include "model/llama/activations.h"
 #include "model/llama/device_batch.h"
+#include "model/llama/rope_tables.h"
 
 namespace lockstep {
 namespace {
@@ -17,10 +18,6 @@ int64_t MaxLogitsRows(const BatchLimits& limits, bool summarizes_logits) {
                   limits.max_batched_tokens);
 }
 
-int64_t RopeTableBytes(int64_t head_dim, const BatchLimits& limits) {
-  return limits.max_model_len * (head_dim / 2) * int64_t{sizeof(float)};
-}
-
 int64_t BytesOf(const StageBuffers& buffers) {
   const BatchLimits& limits = buffers.limits;
   return DeviceBatch::BytesFor(limits, buffers.attention_work_bytes) +
@@ -30,7 +27,7 @@ int64_t BytesOf(const StageBuffers& buffers) {
                                 .max_logits_rows = MaxLogitsRows(limits, buffers.summarizes_logits),
                                 .input = buffers.input,
                                 .product_bytes = buffers.product_bytes}) +
-         2 * RopeTableBytes(buffers.shape.head_dim, limits);
+         RopeTables::BytesFor(buffers.shape.head_dim, limits.max_model_len);
 }
 
 }  // namespace lockstep

@@ -16,9 +16,6 @@ inline constexpr int64_t kMaxHostLogitsRows = 64;
 // for fewer readings of the LM head.
 int64_t MaxLogitsRows(const BatchLimits& limits, bool summarizes_logits);
 
-// One of RoPE's two tables, f32 [max_model_len, head_dim / 2].
-int64_t RopeTableBytes(int64_t head_dim, const BatchLimits& limits);
-
 struct StageBuffers {
   const StageShape& shape;
   int tp = 1;
