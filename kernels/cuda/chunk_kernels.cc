@@ -22,9 +22,11 @@ constexpr double kTolerance = 1e-2;
 // The two kernels' results and times over one batch.
 class Comparison {
  public:
-  Comparison(const ChunkTrial& trial, TensorMapEncoder encode, const AttentionWorkspace& workspace,
-             cudaStream_t stream)
-      : trial_(trial), encode_(encode), workspace_(workspace), stream_(stream) {}
+  Comparison(const ChunkTrial& trial, const TrialGround& ground)
+      : trial_(trial),
+        encode_(ground.encode),
+        workspace_(ground.workspace),
+        stream_(ground.stream) {}
   ~Comparison() {
     for (void* memory : {static_cast<void*>(out_), static_cast<void*>(failed_)}) cudaFree(memory);
     for (cudaEvent_t event : {begin_, end_}) {
@@ -36,9 +38,11 @@ class Comparison {
 
   absl::Status Prepare() {
     const int chunk = trial_.chunk;
-    ASSIGN_OR_RETURN(batch_, MadeUpBatch::Create(
-                                 {{trial_.context - chunk, chunk}, {37, 21}, {90, 1}},
-                                 {trial_.kv_dtype, trial_.num_kv_heads, trial_.head_dim}, stream_));
+    const MadeUpBatch::Cache cache = {trial_.kv_dtype, trial_.num_kv_heads, trial_.block_size,
+                                      trial_.head_dim};
+    ASSIGN_OR_RETURN(
+        batch_,
+        MadeUpBatch::Create({{trial_.context - chunk, chunk}, {37, 21}, {90, 1}}, cache, stream_));
     RETURN_IF_ERROR(Told(cudaMalloc(&out_, OutBytes())));
     RETURN_IF_ERROR(Told(cudaMalloc(&failed_, sizeof(*failed_))));
     RETURN_IF_ERROR(Told(cudaMemsetAsync(failed_, 0, sizeof(*failed_), stream_)));
@@ -170,16 +174,53 @@ ChunkTrial ChunkTrial::For(int head_dim, int num_multiprocessors) {
   return trial;
 }
 
-absl::StatusOr<ChunkVerdict> TryWgmma(const ChunkTrial& trial, TensorMapEncoder encode,
-                                      const AttentionWorkspace& workspace, cudaStream_t stream) {
+absl::StatusOr<std::string> CheckWgmma(const ChunkTrial& trial, const TrialGround& ground) {
+  Comparison comparison(trial, ground);
+  RETURN_IF_ERROR(comparison.Prepare());
+  return comparison.Check();
+}
+
+absl::StatusOr<ChunkVerdict> TryWgmma(const ChunkTrial& trial, const TrialGround& ground) {
   if (!WgmmaAttentionIsSound(trial.kv_dtype, trial.head_dim))
     return ChunkVerdict{"is not compiled as it should be"};
-  Comparison comparison(trial, encode, workspace, stream);
+  Comparison comparison(trial, ground);
   RETURN_IF_ERROR(comparison.Prepare());
   ASSIGN_OR_RETURN(const std::string wrong, comparison.Check());
   if (!wrong.empty()) return ChunkVerdict{wrong};
   ASSIGN_OR_RETURN(const auto times, comparison.TimesOfWgmmaAndMma());
   return ChunkVerdict{"", comparison.flops() / times.first, comparison.flops() / times.second};
+}
+
+absl::StatusOr<OtherBlocks> CheckOtherBlocks(DType kv_dtype, int head_dim,
+                                             const TrialGround& ground) {
+  OtherBlocks others;
+  for (const int block_size : {8, 32, 64}) {
+    const ChunkTrial trial = {.kv_dtype = kv_dtype,
+                              .head_dim = head_dim,
+                              .block_size = block_size,
+                              .chunk = 59,
+                              .context = 330};
+    ASSIGN_OR_RETURN(const std::string wrong, CheckWgmma(trial, ground));
+    if (wrong.empty()) {
+      others.right.push_back(block_size);
+    } else {
+      absl::StrAppend(&others.wrong, ", over blocks of ", block_size, " by mma.sync (wgmma ", wrong,
+                      ")");
+    }
+  }
+  return others;
+}
+
+absl::Status ChunkKernels::ChooseFor(const ChunkTrial& trial, const TrialGround& ground) {
+  ASSIGN_OR_RETURN(const ChunkVerdict verdict, TryWgmma(trial, ground));
+  absl::StrAppend(&description_, description_.empty() ? "" : ", ",
+                  Describe(trial.head_dim, verdict));
+  if (!verdict.prefers_wgmma()) return absl::OkStatus();
+  ASSIGN_OR_RETURN(OtherBlocks others, CheckOtherBlocks(kv_dtype_, trial.head_dim, ground));
+  others.right.push_back(trial.block_size);
+  (trial.head_dim == 64 ? of_64_ : of_128_) = {ground.encode, std::move(others.right)};
+  description_ += others.wrong;
+  return absl::OkStatus();
 }
 
 absl::StatusOr<ChunkKernels> ChunkKernels::Choose(DType kv_dtype, const cudaDeviceProp& device,
@@ -196,21 +237,21 @@ absl::StatusOr<ChunkKernels> ChunkKernels::Choose(DType kv_dtype, const cudaDevi
   for (const int head_dim : {64, 128}) {
     ChunkTrial trial = ChunkTrial::For(head_dim, device.multiProcessorCount);
     trial.kv_dtype = kv_dtype;
-    absl::StatusOr<ChunkVerdict> verdict = TryWgmma(trial, encode, workspace, stream);
-    if (!verdict.ok()) {
+    const absl::Status chosen = kernels.ChooseFor(trial, {encode, workspace, stream});
+    if (!chosen.ok()) {
       return absl::UnavailableError(
-          absl::StrCat(verdict.status().message(), "; --deterministic does without it"));
+          absl::StrCat(chosen.message(), "; --deterministic does without it"));
     }
-    if (verdict->prefers_wgmma()) (head_dim == 64 ? kernels.of_64_ : kernels.of_128_) = encode;
-    absl::StrAppend(&kernels.description_, head_dim == 64 ? "" : ", ",
-                    Describe(head_dim, *verdict));
   }
   return kernels;
 }
 
 TensorMapEncoder ChunkKernels::EncoderFor(const KvCacheView& cache) const {
   if (cache.dtype != kv_dtype_ || !WgmmaAttentionSupports(cache)) return nullptr;
-  return cache.head_dim == 64 ? of_64_ : of_128_;
+  const Chosen& chosen = cache.head_dim == 64 ? of_64_ : of_128_;
+  const auto& sizes = chosen.block_sizes;
+  const bool is_tried = std::find(sizes.begin(), sizes.end(), cache.block_size) != sizes.end();
+  return is_tried ? chosen.encode : nullptr;
 }
 
 }  // namespace lockstep::cuda

@@ -8,21 +8,23 @@
 #include <cuda_runtime.h>
 
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "kernels/cuda/kernels.h"
 
 namespace lockstep::cuda {
 
-// Of a trial: a long chunk, a short one and a decode, over blocks of 16 tokens in no order; groups
-// of four heads.
+// Of a trial: a long chunk, a short one and a decode, over blocks in no order; groups of four
+// heads.
 struct ChunkTrial {
   DType kv_dtype = DType::kBF16;  // or kF16
   int head_dim = 0;               // 64 or 128
-  int num_kv_heads = 0;
+  int block_size = 16;
+  int num_kv_heads = 1;
   int chunk = 0;    // tokens of the long one
   int context = 0;  // of the long one, with them
-  int repeats = 0;  // of what is timed
+  int repeats = 1;  // of what is timed
 
   // One that fills the device for a while, and its second-level cache not.
   static ChunkTrial For(int head_dim, int num_multiprocessors);
@@ -34,9 +36,22 @@ struct ChunkVerdict {
 
   bool prefers_wgmma() const { return wrong.empty() && wgmma_flops_per_s > mma_flops_per_s; }
 };
-// Waits for the stream. The error of a device that cannot be used any more.
-absl::StatusOr<ChunkVerdict> TryWgmma(const ChunkTrial& trial, TensorMapEncoder encode,
-                                      const AttentionWorkspace& workspace, cudaStream_t stream);
+struct TrialGround {
+  TensorMapEncoder encode;
+  AttentionWorkspace workspace;
+  cudaStream_t stream;
+};
+// They wait for the stream. The error of a device that cannot be used any more.
+absl::StatusOr<ChunkVerdict> TryWgmma(const ChunkTrial& trial, const TrialGround& ground);
+// ChunkVerdict::wrong alone.
+absl::StatusOr<std::string> CheckWgmma(const ChunkTrial& trial, const TrialGround& ground);
+// Of blocks of other sizes than a trial's, each of which is a box of another shape.
+struct OtherBlocks {
+  std::vector<int> right;  // sizes
+  std::string wrong;       // what is wrong with others: ", over blocks of 64 by mma.sync (...)"
+};
+absl::StatusOr<OtherBlocks> CheckOtherBlocks(DType kv_dtype, int head_dim,
+                                             const TrialGround& ground);
 
 class ChunkKernels {
  public:
@@ -48,15 +63,22 @@ class ChunkKernels {
                                              const AttentionWorkspace& workspace,
                                              cudaStream_t stream);
 
-  // For plans over this cache.
+  // For plans over this cache; null: by mma.sync.
   TensorMapEncoder EncoderFor(const KvCacheView& cache) const;
   // "mma.sync", or what was chosen for which heads and why.
   const std::string& description() const { return description_; }
 
  private:
+  // Of one size of heads.
+  struct Chosen {
+    TensorMapEncoder encode = nullptr;
+    std::vector<int> block_sizes;  // with which wgmma is right
+  };
+  absl::Status ChooseFor(const ChunkTrial& trial, const TrialGround& ground);
+
   DType kv_dtype_ = DType::kBF16;
-  TensorMapEncoder of_64_ = nullptr;
-  TensorMapEncoder of_128_ = nullptr;
+  Chosen of_64_;
+  Chosen of_128_;
   std::string description_ = "mma.sync";
 };
 

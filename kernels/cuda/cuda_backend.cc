@@ -57,7 +57,11 @@ absl::Status CudaBackend::Start() {
   RETURN_IF_ERROR(
       CudaStatus(cudaStreamCreateWithFlags(&stream_.stream, cudaStreamNonBlocking), "a stream"));
   free_at_start_ = FreeAndTotal().free;
-  stream_.overlaps = options_.overlap_kernels && KernelsCanOverlap(stream_);
+  std::string refused;
+  stream_.overlaps = options_.overlap_kernels && KernelsCanOverlap(stream_, &refused);
+  if (!refused.empty() && options_.notice != nullptr) {
+    options_.notice(absl::StrCat("kernels do not overlap, which costs speed: ", refused));
+  }
   ASSIGN_OR_RETURN(staging_, HostStaging::Create(stream_, kStagingSlots, kStagingBytes));
   ASSIGN_OR_RETURN(DeviceBuffer rows, Allocate(RowLoader::DeviceBytes(*staging_)));
   row_loader_ = std::make_unique<RowLoader>(*staging_, stream_, std::move(rows));

@@ -60,12 +60,14 @@ class Counting {
 
   static constexpr int kCount = 7;
   cudaError_t Run(int* count) {
-    bool works = Replay(execs_[0], [&] { return CountFour(); });
-    works = works && CountTwo(values_ + 1) == cudaSuccess;
-    works = works && Replay(execs_[1], [&] { return CountOne(values_ + 1); });
-    if (works) cudaMemcpyAsync(count, values_ + 1, sizeof(int), cudaMemcpyDeviceToHost, stream_);
+    cudaError_t error = Replay(execs_[0], [&] { return CountFour(); });
+    if (error == cudaSuccess) error = CountTwo(values_ + 1);
+    if (error == cudaSuccess) error = Replay(execs_[1], [&] { return CountOne(values_ + 1); });
+    if (error == cudaSuccess) {
+      error = cudaMemcpyAsync(count, values_ + 1, sizeof(int), cudaMemcpyDeviceToHost, stream_);
+    }
     const cudaError_t done = cudaStreamSynchronize(stream_);
-    return works ? done : cudaErrorNotSupported;
+    return error == cudaSuccess ? done : error;
   }
 
  private:
@@ -89,17 +91,16 @@ class Counting {
   }
 
   template <typename Issue>
-  bool Replay(cudaGraphExec_t& exec, const Issue& issue) const {
-    if (cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal) != cudaSuccess) {
-      return false;
-    }
+  cudaError_t Replay(cudaGraphExec_t& exec, const Issue& issue) const {
+    cudaError_t error = cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal);
+    if (error != cudaSuccess) return error;
     cudaGraph_t graph = nullptr;
-    const cudaError_t issued = issue();
+    error = issue();
     const cudaError_t ended = cudaStreamEndCapture(stream_, &graph);
-    const bool is_recorded = issued == cudaSuccess && ended == cudaSuccess &&
-                             cudaGraphInstantiate(&exec, graph, 0) == cudaSuccess;
+    if (error == cudaSuccess) error = ended;
+    if (error == cudaSuccess) error = cudaGraphInstantiate(&exec, graph, 0);
     if (graph != nullptr) cudaGraphDestroy(graph);
-    return is_recorded && cudaGraphLaunch(exec, stream_) == cudaSuccess;
+    return error == cudaSuccess ? cudaGraphLaunch(exec, stream_) : error;
   }
 
   int* const values_;
@@ -140,18 +141,30 @@ cudaError_t FindKernels() {
   return cudaFuncGetAttributes(&attributes, AddOneLate);
 }
 
-bool KernelsCanOverlap(cudaStream_t stream) {
+bool KernelsCanOverlap(cudaStream_t stream, std::string* refused) {
   constexpr int kFirstWithTheInstruction = 90;
   cudaFuncAttributes attributes = {};
+  const bool ought_to = cudaFuncGetAttributes(&attributes, AddOneLate) == cudaSuccess &&
+                        attributes.ptxVersion >= kFirstWithTheInstruction;
+  if (!ought_to) {
+    cudaGetLastError();  // who cannot does without
+    return false;
+  }
   int* values = nullptr;
   int count = 0;
-  const bool works = cudaFuncGetAttributes(&attributes, AddOneLate) == cudaSuccess &&
-                     attributes.ptxVersion >= kFirstWithTheInstruction &&
-                     cudaMalloc(&values, 2 * sizeof(int)) == cudaSuccess &&
-                     Counting(values, KernelStream(stream, true)).Run(&count) == cudaSuccess;
+  // Loaded before it is recorded.
+  cudaError_t error = cudaFuncGetAttributes(&attributes, OneBlockWaits);
+  if (error == cudaSuccess) error = cudaMalloc(&values, 2 * sizeof(int));
+  if (error == cudaSuccess) error = Counting(values, KernelStream(stream, true)).Run(&count);
   if (values != nullptr) cudaFree(values);
-  cudaGetLastError();  // who cannot does without
-  return works && count == Counting::kCount;
+  cudaGetLastError();
+  if (error == cudaSuccess && count == Counting::kCount) return true;
+  if (refused != nullptr) {
+    *refused = error != cudaSuccess ? cudaGetErrorString(error)
+                                    : "they counted to " + std::to_string(count) + " instead of " +
+                                          std::to_string(Counting::kCount);
+  }
+  return false;
 }
 
 }  // namespace lockstep::cuda

@@ -4,6 +4,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <string>
 #include <utility>
 
 namespace lockstep::cuda {
@@ -45,8 +46,8 @@ cudaError_t FindKernels();
 
 // Whether this program's kernels can overlap on the current device, in graphs, too: tried with a
 // few small ones. False before compute capability 9.0, and where kernels were compiled for what
-// came before it. Waits for the stream.
-bool KernelsCanOverlap(cudaStream_t stream);
+// came before it; of one that ought to, *refused says why not. Waits for the stream.
+bool KernelsCanOverlap(cudaStream_t stream, std::string* refused = nullptr);
 
 // A kernel that does nothing for about as long as a step's small kernels take, which the next one
 // may overlap: what kernels are measured behind. Each of its blocks of one thread holds

@@ -12,27 +12,6 @@ namespace {
 
 constexpr uint16_t kNan = 0x7fff;  // of either type
 
-int BlocksOf(const MadeUpBatch::Sequence& sequence) {
-  return (sequence.computed + sequence.chunk + MadeUpBatch::kBlockSize - 1) /
-         MadeUpBatch::kBlockSize;
-}
-
-// Block numbers of all sequences, `width` to each; those after a sequence's last are -1.
-std::vector<int32_t> BlockTables(const std::vector<MadeUpBatch::Sequence>& sequences, int width,
-                                 int num_blocks) {
-  int stride = num_blocks * 5 / 8 + 1;
-  while (std::gcd(stride, num_blocks) != 1) ++stride;
-  std::vector<int32_t> tables(sequences.size() * static_cast<size_t>(width), -1);
-  int64_t next = 0;
-  for (size_t s = 0; s < sequences.size(); ++s) {
-    for (int b = 0; b < BlocksOf(sequences[s]); ++b, ++next) {
-      tables[s * static_cast<size_t>(width) + static_cast<size_t>(b)] =
-          static_cast<int32_t>(next * stride % num_blocks);
-    }
-  }
-  return tables;
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<MadeUpBatch>> MadeUpBatch::Create(
@@ -40,10 +19,29 @@ absl::StatusOr<std::unique_ptr<MadeUpBatch>> MadeUpBatch::Create(
   std::unique_ptr<MadeUpBatch> batch(new MadeUpBatch);
   batch->cache_.dtype = cache.dtype;
   batch->cache_.num_kv_heads = cache.num_kv_heads;
-  batch->cache_.block_size = kBlockSize;
+  batch->cache_.block_size = cache.block_size;
   batch->cache_.head_dim = cache.head_dim;
   RETURN_IF_ERROR(batch->Fill(sequences, stream));
   return batch;
+}
+
+int MadeUpBatch::NumBlocks(const Sequence& sequence) const {
+  return (sequence.computed + sequence.chunk + cache_.block_size - 1) / cache_.block_size;
+}
+
+std::vector<int32_t> MadeUpBatch::BlockTables(const std::vector<Sequence>& sequences) const {
+  int64_t stride = cache_.num_blocks * 5 / 8 + 1;
+  while (std::gcd(stride, cache_.num_blocks) != 1) ++stride;
+  const auto width = static_cast<size_t>(index_.max_blocks_per_seq);
+  std::vector<int32_t> tables(sequences.size() * width, -1);
+  int64_t next = 0;
+  for (size_t s = 0; s < sequences.size(); ++s) {
+    for (int b = 0; b < NumBlocks(sequences[s]); ++b, ++next) {
+      tables[s * width + static_cast<size_t>(b)] =
+          static_cast<int32_t>(next * stride % cache_.num_blocks);
+    }
+  }
+  return tables;
 }
 
 // Evenly in [-1, 1): a linear congruence (Knuth's MMIX), its upper bits.
@@ -72,8 +70,8 @@ absl::Status MadeUpBatch::Fill(const std::vector<Sequence>& sequences, cudaStrea
     query_starts_.push_back(static_cast<int32_t>(positions.size()));
     table_rows_.push_back(static_cast<int32_t>(table_rows_.size()));
     context_lens_.push_back(sequence.computed + sequence.chunk);
-    cache_.num_blocks += BlocksOf(sequence);
-    index_.max_blocks_per_seq = std::max<int64_t>(index_.max_blocks_per_seq, BlocksOf(sequence));
+    cache_.num_blocks += NumBlocks(sequence);
+    index_.max_blocks_per_seq = std::max<int64_t>(index_.max_blocks_per_seq, NumBlocks(sequence));
   }
   index_.num_seqs = static_cast<int64_t>(sequences.size());
   index_.num_tokens = static_cast<int64_t>(positions.size());
@@ -85,8 +83,7 @@ absl::Status MadeUpBatch::Fill(const std::vector<Sequence>& sequences, cudaStrea
   std::vector<float> qkv(static_cast<size_t>(index_.num_tokens * width));
   for (float& x : qkv) x = 4.0f * NextNumber();  // scores differ by a few
   ASSIGN_OR_RETURN(qkv_, Place(qkv, stream));
-  const std::vector<int32_t> tables = BlockTables(
-      sequences, static_cast<int>(index_.max_blocks_per_seq), static_cast<int>(cache_.num_blocks));
+  const std::vector<int32_t> tables = BlockTables(sequences);
   ASSIGN_OR_RETURN(index_.block_tables, Place(tables, stream));
   return FillCache(sequences, tables, stream);
 }
@@ -107,7 +104,8 @@ absl::Status MadeUpBatch::CutInto(int64_t split_tokens, bool wgmma,
 absl::Status MadeUpBatch::FillCache(const std::vector<Sequence>& sequences,
                                     const std::vector<int32_t>& tables, cudaStream_t stream) {
   const int64_t row = cache_.head_dim;
-  const int64_t elements = cache_.num_blocks * cache_.num_kv_heads * kBlockSize * row;
+  const int block_size = cache_.block_size;
+  const int64_t elements = cache_.num_blocks * cache_.num_kv_heads * block_size * row;
   for (void** side : {&cache_.k, &cache_.v}) {
     std::vector<uint16_t> values(static_cast<size_t>(elements));
     for (uint16_t& value : values) {
@@ -115,13 +113,13 @@ absl::Status MadeUpBatch::FillCache(const std::vector<Sequence>& sequences,
       value = cache_.dtype == DType::kF16 ? ToF16(number).bits : ToBF16(number).bits;
     }
     for (size_t s = 0; s < sequences.size(); ++s) {
-      const int end = (sequences[s].computed + sequences[s].chunk) % kBlockSize;
+      const int end = (sequences[s].computed + sequences[s].chunk) % block_size;
       if (end == 0) continue;
       const int64_t last_block = tables[s * static_cast<size_t>(index_.max_blocks_per_seq) +
-                                        static_cast<size_t>(BlocksOf(sequences[s]) - 1)];
+                                        static_cast<size_t>(NumBlocks(sequences[s]) - 1)];
       for (int64_t head = 0; head < cache_.num_kv_heads; ++head) {
-        auto* block = values.data() + (last_block * cache_.num_kv_heads + head) * kBlockSize * row;
-        std::fill(block + end * row, block + kBlockSize * row, kNan);
+        auto* block = values.data() + (last_block * cache_.num_kv_heads + head) * block_size * row;
+        std::fill(block + end * row, block + block_size * row, kNan);
       }
     }
     ASSIGN_OR_RETURN(*side, Place(values, stream));

@@ -23,11 +23,11 @@ class MadeUpBatch {
     int chunk;     // new ones
   };
   static constexpr int kGroup = 4;
-  static constexpr int kBlockSize = 16;
 
   struct Cache {
     DType dtype;  // kBF16 or kF16
     int num_kv_heads;
+    int block_size;
     int head_dim;
   };
   // Positions of the cache beyond the sequences' ends are NaN; blocks are in no order.
@@ -52,6 +52,9 @@ class MadeUpBatch {
     void operator()(void* memory) const { cudaFree(memory); }
   };
   MadeUpBatch() = default;
+  int NumBlocks(const Sequence& sequence) const;
+  // Block numbers of all sequences, [num_seqs, max_blocks_per_seq]; those after a last are -1.
+  std::vector<int32_t> BlockTables(const std::vector<Sequence>& sequences) const;
   float NextNumber();
   template <typename T>
   absl::StatusOr<T*> Place(const std::vector<T>& values, cudaStream_t stream);

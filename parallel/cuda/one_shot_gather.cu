@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(kThreads)
   const int num_units =
       static_cast<int>(min(strip_bytes, rows.bytes - begin) / int64_t{sizeof(Unit)});
   uint32_t* num_meetings = &ranks.memory[ranks.rank]->num_meetings[blockIdx.x];
-  const uint32_t meeting = *num_meetings + 1;
+  const uint32_t meeting = LoadFromCache2(num_meetings) + 1;
   const auto slot_of = [&](int rank) {
     return reinterpret_cast<Unit*>(ranks.memory[rank]->slots[meeting % 2][blockIdx.x]);
   };

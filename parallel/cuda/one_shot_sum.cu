@@ -19,7 +19,7 @@ __global__ void __launch_bounds__(kThreads)
   WaitForEarlierKernels();
   const Strip strip = StripOf(data, count, strip_floats);
   uint32_t* num_meetings = &ranks.memory[ranks.rank]->num_meetings[blockIdx.x];
-  const uint32_t meeting = *num_meetings + 1;
+  const uint32_t meeting = LoadFromCache2(num_meetings) + 1;
   const auto slot_of = [&](int rank) -> float* {
     return ranks.memory[rank]->slots[meeting % 2][blockIdx.x];
   };

@@ -201,7 +201,7 @@ if has bench gpu_bench; then
 fi
 step "checks"
 if has model gpu_stage_test; then check_suites "whole generations" 120 "$bin/gpu_stage_test"; fi
-if has kernels gpu_kernel_test; then check_suites "kernels against their twins" 75 "$bin/gpu_kernel_test"; fi
+if has kernels gpu_kernel_test; then check_suites "kernels against their twins" 120 "$bin/gpu_kernel_test"; fi
 unpack_bundle() {
   rm -rf "$build/bundle" && mkdir -p "$build/bundle" && tar -C "$build/bundle" --strip-components=1 -xf "$bundle"
 }

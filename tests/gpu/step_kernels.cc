@@ -306,7 +306,7 @@ class KernelTimer {
     const DeviceBuffer workspace = Value(backend_.Allocate(kWorkspaceBytes));
     backend_.Synchronize();
     const cuda::ChunkVerdict verdict =
-        Value(cuda::TryWgmma(trial, encode, {workspace.data(), kWorkspaceBytes}, nullptr));
+        Value(cuda::TryWgmma(trial, {encode, {workspace.data(), kWorkspaceBytes}, nullptr}));
     if (!verdict.wrong.empty()) {
       fmt::print(stderr, "gpu_bench: attention by wgmma {}\n", verdict.wrong);
       return;

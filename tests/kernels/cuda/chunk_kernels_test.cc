@@ -14,6 +14,7 @@ namespace lockstep::cuda {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
@@ -29,7 +30,7 @@ class ChunkKernelsTest : public ::testing::Test {
                               .chunk = 59,
                               .context = 330,
                               .repeats = 1};
-    const auto verdict = TryWgmma(trial, encode, workspace(), nullptr);
+    const auto verdict = TryWgmma(trial, {encode, workspace(), nullptr});
     EXPECT_TRUE(verdict.ok()) << verdict.status();
     return verdict.value_or(ChunkVerdict());
   }
@@ -85,6 +86,16 @@ TEST_F(ChunkKernelsTest, WaitsInVainEnd) {
   EXPECT_EQ(verdict.wrong, "waits in vain");
 }
 
+TEST_F(ChunkKernelsTest, BlocksOfSomeSizesMayBeWrong) {
+  const TensorMapEncoder encode = Encoder([](cuuint32_t* box, CUtensorMapSwizzle&, void*) {
+    if (box[1] == 32) box[1] /= 2;
+  });
+  const auto others = CheckOtherBlocks(DType::kBF16, 64, {encode, workspace(), nullptr});
+  ASSERT_TRUE(others.ok()) << others.status();
+  EXPECT_THAT(others->right, ElementsAre(8, 64));
+  EXPECT_EQ(others->wrong, ", over blocks of 32 by mma.sync (wgmma waits in vain)");
+}
+
 TEST_F(ChunkKernelsTest, RefusedMapsAreNoError) {
   const ChunkVerdict verdict = Try(Encoder([](cuuint32_t*, CUtensorMapSwizzle&, void*& address) {
     address = static_cast<char*>(address) + 8;
@@ -101,7 +112,10 @@ TEST_F(ChunkKernelsTest, ChoosesForEachHeadSizeAndSaysWhy) {
                           HasSubstr("TFLOP/s"), Not(HasSubstr("wrong"))));
   for (const int head_dim : {64, 128}) {
     const bool wgmma = absl::StrContains(said, absl::StrCat("heads of ", head_dim, " by wgmma"));
-    EXPECT_EQ(chosen.EncoderFor(Cache(head_dim, 16, DType::kF16)) != nullptr, wgmma) << said;
+    for (const int block_size : {8, 16, 32, 64}) {
+      EXPECT_EQ(chosen.EncoderFor(Cache(head_dim, block_size, DType::kF16)) != nullptr, wgmma)
+          << said;
+    }
     EXPECT_EQ(chosen.EncoderFor(Cache(head_dim, 16)), nullptr) << "not what was tried";
   }
   EXPECT_EQ(chosen.EncoderFor(Cache(96, 16, DType::kF16)), nullptr);

@@ -1,5 +1,6 @@
 // Attention by wgmma beside mma.sync's, on the emulation and, over batches as large as those of
 // serving, on GPUs that have it.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -10,6 +11,8 @@
 
 namespace lockstep::cuda {
 namespace {
+
+using ::testing::ElementsAre;
 
 class ChunkTrialTest : public ::testing::TestWithParam<std::tuple<int, DType>> {};
 
@@ -30,6 +33,7 @@ TEST_P(ChunkTrialTest, FindsNothingWrong) {
 #endif
   constexpr int64_t kBytes = int64_t{64} << 20;
   const testing::DeviceArray<uint8_t> memory(kBytes);
+  const TrialGround ground = {encode, {.data = memory.data(), .bytes = kBytes}, nullptr};
   for (const auto& [chunk, context] : sizes) {
     const ChunkTrial trial = {.kv_dtype = dtype,
                               .head_dim = head_dim,
@@ -37,12 +41,16 @@ TEST_P(ChunkTrialTest, FindsNothingWrong) {
                               .chunk = chunk,
                               .context = context,
                               .repeats = 1};
-    const auto verdict = TryWgmma(trial, encode, {.data = memory.data(), .bytes = kBytes}, nullptr);
+    const auto verdict = TryWgmma(trial, ground);
     ASSERT_TRUE(verdict.ok()) << verdict.status();
     EXPECT_EQ(verdict->wrong, "") << chunk << " of " << context;
     EXPECT_GT(verdict->wgmma_flops_per_s, 0);
     EXPECT_GT(verdict->mma_flops_per_s, 0);
   }
+  const auto others = CheckOtherBlocks(dtype, head_dim, ground);
+  ASSERT_TRUE(others.ok()) << others.status();
+  EXPECT_EQ(others->wrong, "");
+  EXPECT_THAT(others->right, ElementsAre(8, 32, 64));
 }
 
 INSTANTIATE_TEST_SUITE_P(HeadsAndTypes, ChunkTrialTest,

@@ -333,7 +333,9 @@ TEST(CudaOverlap, OrdersOfThreadsAreAllTheSame) {
 
 TEST(CudaOverlap, OlderDevicesDoWithout) {
   cuda_emulation::SetDevice({.compute_major = 8});
-  EXPECT_FALSE(cuda::KernelsCanOverlap(nullptr));
+  std::string refused;
+  EXPECT_FALSE(cuda::KernelsCanOverlap(nullptr, &refused));
+  EXPECT_EQ(refused, "");
   EXPECT_EQ(cudaGetLastError(), cudaSuccess);
   cuda_emulation::SetDevice({});
 }
@@ -344,7 +346,9 @@ TEST(CudaOverlap, WhatRecordingsRefuseIsNotUsed) {
   ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
   EXPECT_TRUE(cuda::KernelsCanOverlap(stream));
   cuda_emulation::SetDevice({.records_overlaps = false});
-  EXPECT_FALSE(cuda::KernelsCanOverlap(stream));
+  std::string refused;
+  EXPECT_FALSE(cuda::KernelsCanOverlap(stream, &refused));
+  EXPECT_NE(refused, "");
   EXPECT_EQ(cudaGetLastError(), cudaSuccess);
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusActive;
   EXPECT_EQ(cudaStreamIsCapturing(stream, &status), cudaSuccess);

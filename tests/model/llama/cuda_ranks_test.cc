@@ -182,6 +182,7 @@ std::function<std::unique_ptr<Backend>()> BackendsOf(const LocalRank& rank,
                                                      AcceleratorOptions options) {
   int num_devices = 0;
   EXPECT_EQ(cudaGetDeviceCount(&num_devices), cudaSuccess);
+  LeaveRecordingsUnregistered();  // as the server
   if (num_devices < rank.size) LetRanksShareAGpu();
   options.device = rank.rank % num_devices;
   options.is_shared = num_devices < rank.size;

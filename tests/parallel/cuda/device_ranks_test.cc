@@ -45,8 +45,9 @@ int NumDevices() {
   return num_devices;
 }
 
-// The device's turn comes by rank.
+// The device's turn comes by rank, and NCCL's settings are the server's.
 absl::Status UseDevice(const LocalRank& rank) {
+  LeaveRecordingsUnregistered();
   const int num_devices = NumDevices();
   if (num_devices < rank.size) LetRanksShareAGpu();
   return CudaStatus(cudaSetDevice(rank.rank % num_devices), "choosing a GPU");
