@@ -18,6 +18,7 @@ struct AssistantForm {
   v1::Thought thought = v1::THOUGHT_NONE;  // what it may begin with
   // Calls of that form alone (SplitToolCalls).
   std::optional<v1::ToolCalls::Form> calls = std::nullopt;
+  bool has_short_ids = false;  // of calls (ToolCallId)
 };
 
 // Of a text that goes on, in pieces that are never taken back.

@@ -143,7 +143,7 @@ absl::Status ConstraintReader::ReadResponseFormat(RequestFields& fields) {
 
 absl::Status ConstraintReader::ReadStructuredOutputs(RequestFields& fields) {
   const json* outputs = fields.Value("structured_outputs");
-  if (outputs == nullptr) return absl::OkStatus();
+  if (outputs == nullptr || *outputs == json::object()) return absl::OkStatus();
   RequestFields inner(*outputs, "structured_outputs.");
   for (const char* name : {"grammar", "structural_tag"}) {
     inner.Refuse(name, json(), "cannot be given: say json, regex or choice instead");
@@ -160,7 +160,8 @@ absl::Status ConstraintReader::ReadStructuredOutputs(RequestFields& fields) {
 
 }  // namespace
 
-std::string ConstraintFieldOf(const json& request) {
+std::string ConstraintFieldOf(const json& request, const v1::OutputConstraint& constraint) {
+  if (constraint.has_tool_calls()) return "tools";
   for (const char* name :
        {"structured_outputs", kGuided.json, kGuided.regex, kGuided.choice, "response_format"}) {
     const auto field = request.find(name);

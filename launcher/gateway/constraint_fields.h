@@ -21,7 +21,8 @@ absl::Status ReadConstraint(absl::string_view body, RequestFields& fields,
                             v1::GenerateRequest& options);
 
 // The field of a request with a constraint that asks for it.
-std::string ConstraintFieldOf(const nlohmann::json& request);
+std::string ConstraintFieldOf(const nlohmann::json& request,
+                              const v1::OutputConstraint& constraint);
 
 // For field `name` to say what it asks for. Null, and the field fails, when another one has asked
 // for something, or num_bytes are too many.

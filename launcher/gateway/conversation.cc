@@ -21,25 +21,45 @@ constexpr json::error_handler_t kReplace = json::error_handler_t::replace;
 // Of a message, as vLLM joins them for templates that take content as one text.
 constexpr char kBetweenParts[] = "\n";
 
+// What clients keep with messages that they got from this server or another, and send back.
+void IgnoreResidue(RequestFields& fields) {
+  for (const char* name : {"provider_specific_fields", "extra_content", "cache_control"}) {
+    fields.Ignore(name);
+  }
+}
+
+// A text, by its names in Chat Completions and in Responses, or one in which a model of OpenAI's
+// has refused.
+absl::StatusOr<std::string> PartOf(const json& part, const std::string& where) {
+  if (part.is_string()) return part.get<std::string>();
+  RequestFields fields(part, where);
+  const std::string type = fields.Text("type").value_or("");
+  const bool is_refusal = type == "refusal";
+  if (!is_refusal && type != "text" && type != "input_text" && type != "output_text") {
+    fields.Fail("type", "must be \"text\": images, audio and files are not read");
+  }
+  const char* name = is_refusal ? "refusal" : "text";
+  auto text = fields.Text(name);
+  if (!text) fields.Fail(name, "is missing");
+  IgnoreResidue(fields);
+  for (const char* unused : {"annotations", "prompt_cache_breakpoint"}) fields.Ignore(unused);
+  RETURN_IF_ERROR(fields.Finish());
+  return *std::move(text);
+}
+
 // A text, or parts of which all are text, with `separator` between them.
 absl::StatusOr<std::string> ContentOf(const json& content, const std::string& where,
                                       const char* separator) {
   if (content.is_string()) return content.get<std::string>();
   if (!content.is_array()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(where, "content must be a string or an array of text parts"));
+    return FieldError(where + "content",
+                      absl::StrCat(where, "content must be a string or an array of text parts"));
   }
   std::string text;
   for (size_t i = 0; i < content.size(); ++i) {
-    RequestFields fields(content[i], absl::StrCat(where, "content[", i, "]."));
-    const auto type = fields.Text("type");
-    const auto piece = fields.Text("text");
-    if (type != "text")
-      fields.Fail("type", "must be \"text\": images, audio and files are not read");
-    if (!piece) fields.Fail("text", "is missing");
-    fields.Ignore("cache_control");
-    RETURN_IF_ERROR(fields.Finish());
-    absl::StrAppend(&text, i > 0 ? separator : "", *piece);
+    ASSIGN_OR_RETURN(const std::string piece,
+                     PartOf(content[i], absl::StrCat(where, "content[", i, "].")));
+    absl::StrAppend(&text, i > 0 ? separator : "", piece);
   }
   return text;
 }
@@ -51,20 +71,23 @@ absl::StatusOr<Ordered> ToolCallOf(const json& value, const std::string& where) 
   const std::string type = fields.Text("type").value_or("function");
   if (type != "function") fields.Fail("type", "must be \"function\"");
   fields.Ignore("index");
+  IgnoreResidue(fields);
   const json* function = fields.Value("function");
   if (function == nullptr) fields.Fail("function", "is missing");
   RETURN_IF_ERROR(fields.Finish());
   RequestFields inner(*function, where + "function.");
   const auto name = inner.Text("name");
   std::string arguments = inner.Text("arguments").value_or("");
-  if (arguments.empty()) arguments = "{}";
+  if (arguments.empty() || arguments == "null") arguments = "{}";
   inner.Ignore("parsed_arguments");  // openai-python's own, which it sends back
   if (!name) inner.Fail("name", "is missing");
   RETURN_IF_ERROR(inner.Finish());
   auto parsed = ParseStrictOrderedJson(arguments, kMaxValueDepth);
   if (!parsed.ok() || !parsed->is_object()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        where, "function.arguments must be a JSON object in a string, not ", Quoted(arguments)));
+    return FieldError(
+        where + "function.arguments",
+        absl::StrCat(where, "function.arguments must be a JSON object in a string, not ",
+                     Quoted(arguments)));
   }
   Ordered call = {{"id", id}, {"type", "function"}};
   call["function"] = {{"name", *name}, {"arguments", *std::move(parsed)}};
@@ -104,13 +127,18 @@ absl::StatusOr<Ordered> MessageOf(const json& value, const std::string& where) {
   }
   // vLLM's newer name for it; templates know the other.
   if (const auto text = fields.Text("reasoning")) message["reasoning_content"] = *text;
-  fields.Refuse("refusal", json(), "cannot be given");
+  // Said instead of an answer, by models of OpenAI's.
+  const std::string refusal = fields.Text("refusal").value_or("");
   fields.Refuse("audio", json(), "cannot be given");
-  for (const char* name : {"annotations", "cache_control", "parsed"}) fields.Ignore(name);
+  IgnoreResidue(fields);
+  for (const char* name : {"id", "annotations", "parsed", "thinking_blocks", "reasoning_details"}) {
+    fields.Ignore(name);
+  }
   RETURN_IF_ERROR(fields.Finish());
-  message["content"] = "";
+  message["content"] = refusal;
   if (content != nullptr) {
-    ASSIGN_OR_RETURN(message["content"], ContentOf(*content, where, kBetweenParts));
+    ASSIGN_OR_RETURN(const std::string text, ContentOf(*content, where, kBetweenParts));
+    if (!text.empty()) message["content"] = text;
   }
   RETURN_IF_ERROR(ReadToolCalls(calls, where, message));
   return message;
@@ -160,7 +188,7 @@ absl::Status ReadPrediction(RequestFields& fields, v1::GenerateRequest& options)
 
 // For templates that know it (gpt-oss's, huggingface.co/openai/gpt-oss-20b).
 void ReadEffort(RequestFields& fields, OpenAiRequest& request) {
-  constexpr const char* kEfforts[] = {"none", "minimal", "low", "medium", "high", "xhigh"};
+  constexpr const char* kEfforts[] = {"none", "minimal", "low", "medium", "high", "xhigh", "max"};
   const auto effort = fields.Text("reasoning_effort");
   if (!effort) return;
   if (std::find(std::begin(kEfforts), std::end(kEfforts), *effort) == std::end(kEfforts)) {

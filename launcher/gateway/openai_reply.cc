@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <set>
 #include <string>
 #include <utility>
@@ -186,7 +187,7 @@ Json OpenAiReply::ToolCallsJson(size_t index, const std::vector<ToolCall>& calls
   Json list = Json::array();
   for (size_t i = 0; i < calls.size(); ++i) {
     Json call = is_chunk ? Json{{"index", i}} : Json::object();
-    call["id"] = absl::StrCat("call_", request_id, "_", index, "_", i);
+    call["id"] = ToolCallId(request_id, index, i, form_.has_short_ids);
     call["type"] = "function";
     call["function"] = {{"name", ValidUtf8(calls[i].name)},
                         {"arguments", ValidUtf8(calls[i].arguments)}};
@@ -223,20 +224,17 @@ std::vector<Json> OpenAiReply::EndChunks(size_t prompt, const v1::OutputFinished
   return chunks;
 }
 
+// An output opens with its first token, as clients take what opens it for that when they measure.
 std::vector<Json> OpenAiReply::Chunks(size_t prompt, const v1::GenerateEvent& event) {
+  if (!event.has_delta() && !event.has_finished()) return {};
+  const uint32_t output =
+      event.has_delta() ? event.delta().output_index() : event.finished().output_index();
+  if (output >= static_cast<uint32_t>(num_outputs_)) return {};
   std::vector<Json> chunks;
-  const auto open = [&](size_t output) {
-    if (auto chunk = OpeningChunk(prompt, output)) chunks.push_back(*std::move(chunk));
-  };
-  if (event.has_accepted()) {
-    for (int output = 0; output < num_outputs_; ++output) open(static_cast<size_t>(output));
-  } else if (event.has_delta() &&
-             event.delta().output_index() < static_cast<uint32_t>(num_outputs_)) {
-    return DeltaChunks(prompt, event.delta());
-  } else if (event.has_finished() &&
-             event.finished().output_index() < static_cast<uint32_t>(num_outputs_)) {
-    return EndChunks(prompt, event.finished());
-  }
+  if (auto opening = OpeningChunk(prompt, output)) chunks.push_back(*std::move(opening));
+  std::vector<Json> told =
+      event.has_delta() ? DeltaChunks(prompt, event.delta()) : EndChunks(prompt, event.finished());
+  absl::c_move(told, std::back_inserter(chunks));
   return chunks;
 }
 

@@ -22,6 +22,7 @@ using nlohmann::json;
 
 constexpr int kMaxBodyDepth = 64;             // schemas of tools nest
 constexpr int kDefaultCompletionTokens = 16;  // OpenAI's, of completions that do not say
+constexpr char kTemplateWritesThem[] = "must be false: the chat template writes them";
 
 absl::StatusOr<json> ParseBody(absl::string_view body) {
   auto parsed = ParseStrictJson({body.data(), body.size()}, kMaxBodyDepth);
@@ -147,10 +148,15 @@ void ReadCommon(RequestFields& fields, OpenAiRequest& request) {
   if (auto salt = fields.Text("cache_salt")) options.set_cache_salt(*std::move(salt));
   if (const auto priority = fields.Int32("priority")) options.set_priority(*priority);
   if (auto id = fields.Text("request_id")) options.set_request_id(*std::move(id));
-  for (const char* name : {"user", "metadata", "store", "service_tier", "safety_identifier",
-                           "prompt_cache_key", "prompt_cache_retention", "verbosity"}) {
+  for (const char* name :
+       {"user", "metadata", "store", "service_tier", "safety_identifier", "session_id",
+        "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "verbosity",
+        "spaces_between_special_tokens"}) {  // there are none
     fields.Ignore(name);
   }
+  fields.Refuse("use_beam_search", false, "must be false: outputs are sampled");
+  fields.Refuse("length_penalty", 1.0, "must be 1: it is for beams");
+  fields.Refuse("return_tokens_as_token_ids", false, "must be false: answers are text");
   fields.Refuse("detokenize", true, "must be true: answers are text");
   fields.Refuse("return_token_ids", false, "must be false: answers are text");
   fields.Refuse("bad_words", json::array(), "cannot be given: say logit_bias, or a constraint");
@@ -259,7 +265,7 @@ absl::StatusOr<OpenAiRequest> ParseCompletionRequest(absl::string_view body) {
   fields.Refuse("suffix", "", "cannot be given: text is not inserted");
   fields.Refuse("best_of", request.num_outputs(), "must be n: outputs are not chosen among more");
   RETURN_IF_ERROR(fields.Finish());
-  request.constraint_field = ConstraintFieldOf(parsed);
+  request.constraint_field = ConstraintFieldOf(parsed, request.options.constraint());
   return request;
 }
 
@@ -278,9 +284,11 @@ absl::StatusOr<OpenAiRequest> ParseChatRequest(absl::string_view body) {
   fields.Refuse("documents", json::array(), "cannot be given: say chat_template_kwargs");
   fields.Refuse("functions", json::array(), "cannot be given: say tools instead");
   fields.Refuse("function_call", "none", "must be none: say tool_choice instead");
+  fields.Refuse("echo", false, "must be false: say continue_final_message");
+  fields.Refuse("add_special_tokens", false, kTemplateWritesThem);
   fields.Refuse("modalities", json::array({"text"}), "must be [\"text\"]");
   RETURN_IF_ERROR(fields.Finish());
-  request.constraint_field = ConstraintFieldOf(parsed);
+  request.constraint_field = ConstraintFieldOf(parsed, request.options.constraint());
   return request;
 }
 
@@ -293,7 +301,7 @@ absl::StatusOr<OpenAiRequest> ParseTokenizeRequest(absl::string_view body) {
   fields.Refuse("return_token_strs", false, "must be false: ask /detokenize");
   if (request.is_chat) {
     RETURN_IF_ERROR(ReadConversation(body, fields, request));
-    fields.Refuse("add_special_tokens", false, "must be false: the chat template writes them");
+    fields.Refuse("add_special_tokens", false, kTemplateWritesThem);
   } else if (auto prompt = fields.Text("prompt")) {
     request.prompts.push_back({*std::move(prompt), {}});
     request.options.set_add_special_tokens(fields.Bool("add_special_tokens").value_or(true));

@@ -39,6 +39,11 @@ bool IsJson(absl::string_view content_type) {
   return absl::EqualsIgnoreCase(absl::StripAsciiWhitespace(type), "application/json");
 }
 
+// Clients join paths to a base that may end with a slash.
+absl::string_view WithoutSlash(absl::string_view path) {
+  return path.size() > 1 && path.back() == '/' ? path.substr(0, path.size() - 1) : path;
+}
+
 const char* RouteOf(absl::string_view path) {
   for (const char* route :
        {kCompletions, kChatCompletions, kTokenize, kDetokenize, kModels, kHealth, kMetricsPath}) {
@@ -116,7 +121,10 @@ Json ModelJson(const v1::GetServerInfoResponse& info, int64_t created) {
   Json json = {{"id", ValidUtf8(info.model_name())},
                {"object", "model"},
                {"created", created},
-               {"owned_by", "lockstep"}};
+               {"owned_by", "lockstep"},
+               // As vLLM's, for clients that look for them.
+               {"root", ValidUtf8(info.model_name())},
+               {"parent", nullptr}};
   if (info.max_model_len() > 0) json["max_model_len"] = info.max_model_len();
   return json;
 }
@@ -124,7 +132,7 @@ Json ModelJson(const v1::GetServerInfoResponse& info, int64_t created) {
 }  // namespace
 
 Awaitable<void> OpenAiService::Answer(HttpExchange& exchange) {
-  const char* route = RouteOf(exchange.request().path);
+  const char* route = RouteOf(WithoutSlash(exchange.request().path));
   MeteredExchange metered(exchange, route, metrics_, log_.get());
   co_await Route(metered, route);
 }
@@ -186,7 +194,7 @@ Awaitable<void> OpenAiService::AnswerModels(HttpExchange& exchange) {
     co_await exchange.Reply(OpenAiError(info.status()));
     co_return;
   }
-  const std::string& path = exchange.request().path;
+  const absl::string_view path = WithoutSlash(exchange.request().path);
   HttpReply reply;
   if (path == kModels) {
     reply.body = DumpJson({{"object", "list"}, {"data", {ModelJson(*info, started_)}}});

@@ -31,9 +31,9 @@ std::string FieldOf(const absl::Status& status) {
 RequestFields::RequestFields(const json& object, std::string where)
     : object_(object), where_(std::move(where)) {
   if (object.is_object()) return;
-  status_ = absl::InvalidArgumentError(
-      absl::StrCat(where_.empty() ? "the body" : where_.substr(0, where_.size() - 1),
-                   " must be an object, not ", QuotedJson(object)));
+  const std::string name = where_.substr(0, where_.size() - (where_.empty() ? 0 : 1));
+  status_ = FieldError(name, absl::StrCat(name.empty() ? "the body" : name,
+                                          " must be an object, not ", QuotedJson(object)));
 }
 
 const json* RequestFields::Value(const char* name) {

@@ -25,6 +25,7 @@ class RequestFields {
   // where: before each name in errors, as "messages[0]."; empty for the request itself.
   explicit RequestFields(const nlohmann::json& object, std::string where = "");
 
+  const nlohmann::json& object() const { return object_; }
   // Null when absent.
   const nlohmann::json* Value(const char* name);
   std::optional<bool> Bool(const char* name);

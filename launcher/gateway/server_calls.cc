@@ -135,6 +135,7 @@ ServerCalls::AwaitableOr<ServerCalls::ChatPrompt> ServerCalls::WriteChat(
       request.continues_message ? request.chat["messages"].back()["content"] : "";
   prompt.form.thought = begun.empty() ? (*chat_template)->ThoughtAfter(*pieces)
                                       : (*chat_template)->ThoughtWithin(begun);
+  prompt.form.has_short_ids = WantsShortIds((*chat_template)->source());
   if (options.constraint().has_tool_calls()) {
     v1::ToolCalls& calls = *options.mutable_constraint()->mutable_tool_calls();
     calls.set_form(ToolCallFormOf((*chat_template)->source()));

@@ -6,10 +6,12 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "launcher/client/begun_marker.h"
 #include "model/grammar/tool_calls.h"
 #include "model/json/strict_json.h"
+#include "model/stable_hash.h"
 
 namespace lockstep {
 namespace {
@@ -124,6 +126,24 @@ v1::ToolCalls::Form ToolCallFormOf(absl::string_view chat_template) {
   const bool has_lists =
       absl::StrContains(chat_template, kListMarker) && !absl::StrContains(chat_template, "[ARGS]");
   return has_lists ? v1::ToolCalls::FORM_LIST : v1::ToolCalls::FORM_JSON;
+}
+
+bool WantsShortIds(absl::string_view chat_template) {
+  return absl::StrContains(chat_template, kListMarker);
+}
+
+std::string ToolCallId(absl::string_view request_id, size_t output, size_t index, bool is_short) {
+  constexpr int kShort = 9;
+  constexpr int kLong = 24;  // with call_ less than the 40 bytes that OpenAI takes of messages
+  constexpr char kDigits[] = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+  const std::string call = absl::StrCat(request_id, "/", output, "/", index);
+  std::string id = is_short ? "" : "call_";
+  uint64_t hash = 0;
+  for (int i = 0; i < (is_short ? kShort : kLong); ++i, hash /= 62) {
+    if (i % kShort == 0) hash = Fnv1a64(absl::StrCat(call, "/", i));
+    id += kDigits[hash % 62];
+  }
+  return id;
 }
 
 ToolOutput SplitToolCalls(absl::string_view text, const std::set<std::string>& offered,

@@ -29,6 +29,11 @@ struct ToolOutput {
   std::vector<ToolCall> calls;
 };
 
+// Of the index-th call of an output: call_ and 24 letters and digits, or nine, where the chat
+// template takes no other of messages (Mistral's).
+std::string ToolCallId(absl::string_view request_id, size_t output, size_t index, bool is_short);
+bool WantsShortIds(absl::string_view chat_template);
+
 // text: all that an output says. offered: names of functions. only: calls of that form alone are
 // read, of outputs that were constrained to it: others are not sure to be valid.
 ToolOutput SplitToolCalls(absl::string_view text, const std::set<std::string>& offered,

@@ -28,7 +28,9 @@ constexpr char kAnyArguments[] = R"({"type":"object"})";
 
 absl::StatusOr<std::string> ToolNameOf(const json& tool, const std::string& where) {
   RequestFields fields(tool, where);
-  if (fields.Text("type") != "function") fields.Fail("type", "must be \"function\"");
+  if (fields.Text("type").value_or("function") != "function") {
+    fields.Fail("type", "must be \"function\"");
+  }
   const json* function = fields.Value("function");
   if (function == nullptr) fields.Fail("function", "is missing");
   RETURN_IF_ERROR(fields.Finish());
@@ -50,31 +52,65 @@ absl::StatusOr<std::string> ToolNameOf(const json& tool, const std::string& wher
 struct ToolChoice {
   bool offers_tools = true;
   bool must_call = false;
-  std::string function;  // the only one that may be called; empty = any
+  std::set<std::string> functions;  // the only ones that may be called; empty = any
 };
 
 // {"type": "function", "function": {"name": NAME}}
-absl::StatusOr<std::string> ChosenFunction(const json& choice) {
-  RequestFields fields(choice, "tool_choice.");
-  if (fields.Text("type") != "function") fields.Fail("type", "must be \"function\"");
+absl::StatusOr<std::string> ChosenFunction(const json& choice, const std::string& where) {
+  RequestFields fields(choice, where);
+  if (fields.Text("type") != "function") {
+    fields.Fail("type", "must be \"function\", or of tool_choice \"allowed_tools\"");
+  }
   const json* function = fields.Value("function");
   if (function == nullptr) fields.Fail("function", "is missing");
   RETURN_IF_ERROR(fields.Finish());
-  RequestFields inner(*function, "tool_choice.function.");
+  RequestFields inner(*function, where + "function.");
   std::string name = inner.Text("name").value_or("");
   if (name.empty()) inner.Fail("name", "is missing");
   RETURN_IF_ERROR(inner.Finish());
   return name;
 }
 
+// {"type": "allowed_tools", "allowed_tools": {"mode": "auto" or "required", "tools": [...]}}
+absl::Status ReadAllowedTools(const json& choice, ToolChoice& read) {
+  RequestFields fields(choice, "tool_choice.");
+  fields.Text("type");
+  const json* allowed = fields.Value("allowed_tools");
+  if (allowed == nullptr) fields.Fail("allowed_tools", "is missing");
+  RETURN_IF_ERROR(fields.Finish());
+  RequestFields inner(*allowed, "tool_choice.allowed_tools.");
+  const std::string mode = inner.Text("mode").value_or("");
+  if (mode != "auto" && mode != "required") {
+    inner.Fail("mode", absl::StrCat("must be auto or required, not ", Quoted(mode)));
+  }
+  const json* tools = inner.Value("tools");
+  if (tools == nullptr || !tools->is_array() || tools->empty() || tools->size() > kMaxTools) {
+    inner.Fail("tools", absl::StrCat("must be an array of 1 to ", kMaxTools));
+  }
+  RETURN_IF_ERROR(inner.Finish());
+  read.must_call = mode == "required";
+  for (size_t i = 0; i < tools->size(); ++i) {
+    ASSIGN_OR_RETURN(
+        std::string name,
+        ChosenFunction((*tools)[i], absl::StrCat("tool_choice.allowed_tools.tools[", i, "].")));
+    read.functions.insert(std::move(name));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<ToolChoice> ReadToolChoice(RequestFields& fields) {
   ToolChoice read;
   const json* choice = fields.Value("tool_choice");
   if (choice == nullptr || *choice == "auto") return read;
+  if (choice->is_object() && choice->value("type", json()) == "allowed_tools") {
+    RETURN_IF_ERROR(ReadAllowedTools(*choice, read));
+    return read;
+  }
   read.offers_tools = *choice != "none";
   read.must_call = read.offers_tools;
   if (choice->is_object()) {
-    ASSIGN_OR_RETURN(read.function, ChosenFunction(*choice));
+    ASSIGN_OR_RETURN(std::string name, ChosenFunction(*choice, "tool_choice."));
+    read.functions.insert(std::move(name));
   } else if (*choice != "none" && *choice != "required") {
     fields.Fail("tool_choice", absl::StrCat("must be \"auto\", \"none\", \"required\" or a "
                                             "function's name in an object, not ",
@@ -125,15 +161,15 @@ bool IsStrict(const Ordered& function) {
   return strict != function.end() && *strict == true;
 }
 
-// only: of the one function that may be called; empty = any. Where none must be, those that are not
+// only: of the functions that may be called; empty = any. Where none must be, those that are not
 // strict take any object.
 absl::StatusOr<v1::ToolCalls> CallsOf(const Ordered& tools, bool required,
-                                      const std::string& only) {
+                                      const std::set<std::string>& only) {
   v1::ToolCalls calls;
   calls.set_required(required);
   for (size_t i = 0; i < tools.size(); ++i) {
     const Ordered& offered = tools[i].at("function");
-    if (!only.empty() && offered.at("name") != only) continue;
+    if (!only.empty() && !only.contains(offered.at("name").get<std::string>())) continue;
     v1::ToolCalls::Function& function = *calls.add_functions();
     function.set_name(offered.at("name").get<std::string>());
     function.set_parameters(kAnyArguments);
@@ -155,12 +191,13 @@ absl::Status ConstrainCalls(const ToolChoice& choice, RequestFields& fields,
     fields.Fail("tool_choice", "wants a call, but there are no tools");
     return absl::OkStatus();
   }
-  if (!choice.function.empty() && !request.tool_names.contains(choice.function)) {
-    fields.Fail("tool_choice",
-                absl::StrCat("names ", Quoted(choice.function), ", which no tool is"));
+  for (const std::string& name : choice.functions) {
+    if (request.tool_names.contains(name)) continue;
+    fields.Fail("tool_choice", absl::StrCat("names ", Quoted(name), ", which no tool is"));
     return absl::OkStatus();
   }
   if (!has_tools) return absl::OkStatus();
+  if (!choice.functions.empty()) request.tool_names = choice.functions;
   const Ordered& tools = request.chat["tools"];
   const bool has_strict = std::any_of(tools.begin(), tools.end(), [](const Ordered& tool) {
     return IsStrict(tool.at("function"));
@@ -170,7 +207,11 @@ absl::Status ConstrainCalls(const ToolChoice& choice, RequestFields& fields,
   const bool may_constrain = has_strict && !request.options.has_constraint() &&
                              !stop.ignore_eos() && stop.min_tokens() == 0;
   if (!choice.must_call && !may_constrain) return absl::OkStatus();
-  ASSIGN_OR_RETURN(v1::ToolCalls calls, CallsOf(tools, choice.must_call, choice.function));
+  // A format is of what an answer says, and a call says nothing.
+  if (ConstraintFieldOf(fields.object(), request.options.constraint()) == "response_format") {
+    request.options.clear_constraint();
+  }
+  ASSIGN_OR_RETURN(v1::ToolCalls calls, CallsOf(tools, choice.must_call, choice.functions));
   v1::OutputConstraint* constraint = NewConstraint(
       calls.ByteSizeLong(), choice.must_call ? "tool_choice" : "tools", fields, request.options);
   if (constraint != nullptr) *constraint->mutable_tool_calls() = std::move(calls);

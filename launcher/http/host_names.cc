@@ -36,7 +36,9 @@ HostNames::HostNames(std::vector<std::string> permitted) : permitted_(std::move(
 bool HostNames::Has(absl::string_view host) const {
   const std::string name = WithoutPort(host);
   if (name.find('.') == std::string::npos || IsAddress(name)) return true;
-  return absl::EndsWith(name, ".localhost") ||
+  // Names that nobody can register: of this host (RFC 6761), and those that ICANN keeps for private
+  // networks, as Docker's host.docker.internal.
+  return absl::EndsWith(name, ".localhost") || absl::EndsWith(name, ".internal") ||
          std::any_of(permitted_.begin(), permitted_.end(), [&](const std::string& permitted) {
            return permitted == "*" || permitted == name;
          });

@@ -119,6 +119,12 @@ std::optional<HttpReply> HttpSession<Stream>::FlawOf() const {
   const auto not_http = [this](absl::string_view flaw) {
     return state_.refusal(400, absl::StrCat("not HTTP: ", flaw));
   };
+  const absl::string_view coding(header[http::field::content_encoding].data(),
+                                 header[http::field::content_encoding].size());
+  if (!coding.empty() && !absl::EqualsIgnoreCase(coding, "identity")) {
+    return state_.refusal(415, absl::StrCat("Content-Encoding ", Excerpt(coding, 60),
+                                            ": bodies must not be compressed"));
+  }
   if (header.count(http::field::transfer_encoding) > 0) {
     if (!parser_->chunked()) {
       return not_http("Transfer-Encoding other than chunked");  // beside a length: Beast

@@ -71,7 +71,10 @@ bool AsksForNothing(const SchemaKeywords& keywords, std::string_view name,
   if (name == "if") return keywords.Find("then") == nullptr && keywords.Find("else") == nullptr;
   if (name == "uniqueItems") return value == false;
   if (name == "multipleOf") return value == 1;  // every integer is one, and no other is written
-  if (name == "propertyNames") return value == true || (value.is_object() && value.empty());
+  if (name == "propertyNames") {                // names are strings
+    static const SchemaJson kStrings = {{"type", "string"}};
+    return value == true || value == SchemaJson::object() || value == kStrings;
+  }
   const bool is_map = name == "patternProperties" || name.starts_with("depend");
   return is_map && value.is_object() && value.empty();
 }

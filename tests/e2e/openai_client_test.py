@@ -232,6 +232,14 @@ class Gateway(unittest.TestCase):
             calls = [call.function for chunk in chunks for call in chunk.delta.tool_calls or []]
             self.assertEqual([(call.name, call.arguments) for call in calls], [(name, function.arguments)])
             self.assertEqual(chunks[-1].finish_reason, "tool_calls")
+        allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [{"type": "function", "function": {"name": "wait"}}]}}
+        message = self.chat(tools=TOOLS, tool_choice=allowed, response_format={"type": "json_object"}, temperature=0).choices[0].message
+        self.assertEqual(message.tool_calls[0].function.name, "wait")
+        self.assertRegex(message.tool_calls[0].id, "^call_[0-9A-Za-z]{24}$")
+        # As clients keep it and send it back.
+        messages = [{"role": "user", "content": QUESTION}, {**message.model_dump(), "provider_specific_fields": {"refusal": None}},
+                    {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "done"}, {"role": "user", "content": QUESTION}]
+        self.assertTrue(self.client.chat.completions.create(model=self.model, messages=messages, max_tokens=1).choices)
         cut = self.chat(tools=TOOLS, tool_choice="required", temperature=0, max_tokens=2).choices[0]
         self.assertEqual((cut.finish_reason, cut.message.tool_calls), ("length", None))
 
@@ -242,7 +250,7 @@ class Gateway(unittest.TestCase):
                               (dict(extra_body={"guided_json": unknown_type}), "#/properties/age"), (dict(extra_body={"guided_regex": "("}), "regex"),
                               (dict(extra_body={"guided_choice": ["a"], "guided_regex": "a"}), "second constraint"),
                               (dict(extra_body={"guided_grammar": "root ::= 'a'"}), "guided_grammar"),
-                              (dict(response_format={"type": "json_object"}, **required), "second constraint"), (dict(tool_choice="required"), "no tools"),
+                              (dict(extra_body={"guided_json": {}}, **required), "second constraint"), (dict(tool_choice="required"), "no tools"),
                               (dict(response_format={"type": "json_object"}, extra_body={"ignore_eos": True}), "ignore_eos"),
                               (dict(response_format={"type": "json_object"}, extra_body={"min_tokens": 5}), "min_tokens")):
             with self.assertRaises(openai.BadRequestError) as refused:

@@ -240,11 +240,11 @@ TEST(HttpServerTest, PagesOfOtherNamesAreRefusedOnLoopback) {
   };
   for (const char* host :
        {"localhost", "localhost:8000", "127.0.0.1:8000", "[::1]:8000", "[::1]", "gateway:8000",
-        "api.example.com", "API.example.com.:80", "app.localhost"}) {
+        "api.example.com", "API.example.com.:80", "app.localhost", "host.docker.internal:11434"}) {
     EXPECT_EQ(status_for(host), "200") << host;
   }
   for (const char* host : {"evil.example.com", "evil.example.com:8000", "127.0.0.1.example.com",
-                           "localhost.example.com", "evil.com:localhost"}) {
+                           "localhost.example.com", "evil.com:localhost", "internal.example.com"}) {
     EXPECT_EQ(status_for(host), "403") << host;
   }
   HttpServerOptions open;

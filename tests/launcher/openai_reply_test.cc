@@ -170,6 +170,25 @@ TEST_F(OpenAiReplyTest, AChatBeginsWithItsRole) {
   EXPECT_EQ(whole["choices"][0]["message"]["content"], "a\xC3\xA9");
 }
 
+// Clients take what opens a stream for its first token.
+TEST_F(OpenAiReplyTest, AnOutputOpensWithItsFirstTokenOrItsEnd) {
+  request_.is_chat = true;
+  request_.options.mutable_sampling()->set_num_outputs(2);
+  Make(1);
+  v1::GenerateEvent accepted;
+  accepted.mutable_accepted()->set_request_id("r0");
+  Send(0, accepted);
+  EXPECT_TRUE(chunks_.empty());
+  v1::GenerateEvent end;
+  end.mutable_finished()->set_output_index(1);
+  end.mutable_finished()->set_reason(v1::FINISH_REASON_ABORTED);
+  Send(0, end);
+  ASSERT_EQ(chunks_.size(), 2u);
+  EXPECT_EQ(chunks_[0]["choices"][0]["delta"]["role"], "assistant");
+  EXPECT_EQ(chunks_[0]["choices"][0]["index"], 1);
+  EXPECT_EQ(chunks_[1]["choices"][0]["delta"], Json::object());
+}
+
 TEST_F(OpenAiReplyTest, LogprobsOfACompletionAreFourListsOfOneLength) {
   request_.echo = true;
   request_.options.mutable_output()->set_logprobs(1);
@@ -349,8 +368,11 @@ TEST_F(ToolReplyTest, ACallIsToldAtTheEndAndNoTextOfIt) {
   Say(R"({"name": "add", "parameters": {"a": 1}})");
   EXPECT_EQ(Content(), "");
   ASSERT_EQ(chunks_.size(), 3u);
-  EXPECT_EQ(Last(1)["delta"], Json::parse(R"({"tool_calls": [{"index": 0, "id": "call_r_0_0",
-      "type": "function", "function": {"name": "add", "arguments": "{\"a\":1}"}}]})"));
+  Json call = Last(1)["delta"]["tool_calls"][0];
+  EXPECT_EQ(call["id"], ToolCallId("r", 0, 0, /*is_short=*/false));
+  call.erase("id");
+  EXPECT_EQ(call, Json::parse(R"({"index": 0, "type": "function",
+                                  "function": {"name": "add", "arguments": "{\"a\":1}"}})"));
   EXPECT_EQ(Last(0)["finish_reason"], "tool_calls");
   const Json choice = Json::parse(reply_->WholeText())["choices"][0];
   EXPECT_TRUE(choice["message"]["content"].is_null());

@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 
+#include <map>
 #include <random>
 #include <string>
 
@@ -308,6 +309,35 @@ TEST(OpenAiRequestTest, WhatChangesNothingIsPassedOver) {
   const auto marked = ParseChatRequest(R"({"messages": [{"role": "user", "cache_control": {},
       "content": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}]}]})");
   EXPECT_TRUE(marked.ok()) << marked.status();
+  for (const char* neutral :
+       {R"(, "use_beam_search": false, "length_penalty": 1, "echo": false, "session_id": "s")",
+        R"(, "spaces_between_special_tokens": false, "add_special_tokens": false)",
+        R"(, "return_tokens_as_token_ids": false, "prompt_cache_options": {"mode": "implicit"})"}) {
+    Chat(neutral);
+  }
+  EXPECT_FALSE(Chat(R"(, "structured_outputs": {})").options.has_constraint());
+}
+
+// What litellm, langchain and OpenAI's own clients keep with messages and send back.
+TEST(OpenAiRequestTest, WhatClientsKeepWithMessagesMayComeBack) {
+  const auto request = ParseChatRequest(R"({"messages": [
+      {"role": "user", "content": ["a", {"type": "input_text", "text": "b"}]},
+      {"role": "assistant", "content": "c", "provider_specific_fields": {"refusal": null},
+       "id": "msg_1", "thinking_blocks": [], "reasoning_details": [], "refusal": ""},
+      {"role": "assistant", "content": null, "refusal": "no"},
+      {"role": "assistant", "content": [{"type": "refusal", "refusal": "never"},
+                                        {"type": "output_text", "text": "d", "annotations": []}]},
+      {"role": "assistant", "content": null, "tool_calls": [{"id": "1", "type": "function",
+       "provider_specific_fields": {}, "extra_content": {},
+       "function": {"name": "f", "arguments": "null"}}]}]})");
+  ASSERT_TRUE(request.ok()) << request.status();
+  const auto& messages = request->chat["messages"];
+  EXPECT_EQ(messages[0]["content"], "a\nb");
+  EXPECT_EQ(messages[1]["content"], "c");
+  EXPECT_EQ(messages[2]["content"], "no");
+  EXPECT_EQ(messages[3]["content"], "never\nd");
+  EXPECT_EQ(messages[4]["content"], "");
+  EXPECT_TRUE(messages[4]["tool_calls"][0]["function"]["arguments"].empty());
 }
 
 TEST(OpenAiRequestTest, UsageMayGoWithEveryEvent) {
@@ -331,6 +361,15 @@ TEST(OpenAiRequestTest, ErrorsSayWhichFieldTheyAreAbout) {
       ParseChatRequest(R"({"messages": [{"role": "user", "content": [{"type": "text"}]}]})")
           .status();
   EXPECT_EQ(FieldOf(status), "messages[0].content[0].text");
+  for (const auto& [message, field] : std::map<std::string, std::string>{
+           {R"({"role": "user", "content": {}})", "messages[0].content"},
+           {R"({"role": "user", "content": [3]})", "messages[0].content[0]"},
+           {R"({"role": "assistant", "tool_calls": [{"function": {"name": "f",
+                "arguments": "["}}]})",
+            "messages[0].tool_calls[0].function.arguments"}}) {
+    EXPECT_EQ(FieldOf(ParseChatRequest(absl::StrCat(R"({"messages": [)", message, "]}")).status()),
+              field);
+  }
   EXPECT_EQ(FieldOf(absl::InvalidArgumentError("of none")), "");
 }
 
@@ -364,7 +403,8 @@ TEST(OpenAiRequestTest, WrongChatsAreRefusedByName) {
            {R"("messages": [{"role": "user", "content": [{"type": "image_url"}]}])", "\"text\""},
            {R"("top_logprobs": 1)", "top_logprobs is for"},
            {R"("max_tokens": 1, "max_completion_tokens": 2)", "max_completion_tokens is 2"},
-           {R"("tools": [{}])", "tools[0].type must be"},
+           {R"("tools": [{"type": "custom"}])", "tools[0].type must be"},
+           {R"("tools": [{}])", "tools[0].function is missing"},
            {R"("tools": {})", "tools must be an array of at most 128"},
            {R"("tools": [{"type": "function", "function": {"name": ""}}])",
             "tools[0].function.name must have 1 to 256 bytes"},
@@ -376,8 +416,8 @@ TEST(OpenAiRequestTest, WrongChatsAreRefusedByName) {
            {R"("include_reasoning": false, "logprobs": true)",
             "include_reasoning must be true where logprobs are wanted"},
            {R"("reasoning_effort": "lots")",
-            "reasoning_effort must be one of none, minimal, low, medium, high, xhigh, not "
-            "\"lots\""},
+            "reasoning_effort must be one of none, minimal, low, medium, high, xhigh, "
+            "max, not \"lots\""},
            {R"("reasoning_effort": 3)", "reasoning_effort must be"},
            {R"("continue_final_message": true)",
             "continue_final_message is for a last message of the assistant"},
@@ -390,7 +430,16 @@ TEST(OpenAiRequestTest, WrongChatsAreRefusedByName) {
            {R"("prediction": {"content": "a"})", "prediction.type must be \"content\""},
            {R"("prediction": {"type": "content"})", "prediction.content is missing"},
            {R"("prediction": {"type": "content", "content": 3})", "prediction.content must be"},
-           {R"("echo": true)", "unknown field \"echo\""},
+           {R"("echo": true)", "echo must be false"},
+           {R"("add_special_tokens": true)", "add_special_tokens must be false"},
+           {R"("use_beam_search": true)", "use_beam_search must be false"},
+           {R"("length_penalty": 0.5)", "length_penalty must be 1"},
+           {R"("messages": [{"role": "assistant", "prefix": true, "content": "a"}])",
+            "unknown field \"messages[0].prefix\""},
+           {R"("messages": [{"role": "assistant", "content": [{"type": "refusal"}]}])",
+            "messages[0].content[0].refusal is missing"},
+           {R"("messages": [{"role": "assistant", "refusal": {}}])",
+            "messages[0].refusal must be a string"},
        }) {
     const std::string fields(wrong.body);
     const bool has_messages = fields.find("messages") != std::string::npos ||

@@ -24,6 +24,7 @@
 namespace lockstep {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::EndsWith;
 using testing::FakeServer;
@@ -105,6 +106,22 @@ TEST_F(OpenAiServiceTest, CompletesWhole) {
   EXPECT_THAT(answer, HasSubstr("200 OK"));
   EXPECT_THAT(answer, HasSubstr(R"({"index":3,"text":"t0 t1 ")"));
   EXPECT_THAT(answer, HasSubstr(R"("prompt_tokens":6)"));
+}
+
+TEST_F(OpenAiServiceTest, PathsMayEndWithASlash) {
+  for (const char* path : {"/v1/models", "/v1/models/"}) {
+    EXPECT_THAT(Get(path), AllOf(HasSubstr("\"object\":\"list\""), HasSubstr("\"root\":\"")));
+  }
+  EXPECT_THAT(Get("/health/"), HasSubstr("serving"));
+  EXPECT_THAT(Ask(PostJson("/v1/completions/", R"({"prompt": "a", "max_tokens": 2})")),
+              HasSubstr("200 OK"));
+  EXPECT_THAT(Get("/v1/models//"), HasSubstr("404 Not Found"));
+}
+
+TEST_F(OpenAiServiceTest, CompressedBodiesAreRefusedByTheirCoding) {
+  EXPECT_THAT(Ask("POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                  "Content-Encoding: gzip\r\nContent-Length: 2\r\n\r\n{}"),
+              AllOf(HasSubstr("415 Unsupported"), HasSubstr("Content-Encoding gzip")));
 }
 
 TEST_F(OpenAiServiceTest, EachRequestIsALineOfTheLog) {

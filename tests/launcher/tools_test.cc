@@ -1,5 +1,6 @@
 #include "launcher/gateway/tools.h"
 
+#include <set>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -13,7 +14,9 @@ namespace lockstep {
 namespace {
 
 using Json = nlohmann::ordered_json;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::MatchesRegex;
 
 // Tools of these functions.
 Json Tools(const std::string& functions) {
@@ -68,6 +71,51 @@ TEST(ToolChoiceTest, CallsThatMustBeMadeAreAConstraint) {
   ASSERT_TRUE(named.ok()) << named.status();
   ASSERT_EQ(named->options.constraint().tool_calls().functions_size(), 1);
   EXPECT_EQ(named->options.constraint().tool_calls().functions(0).name(), "now");
+}
+
+std::string Allowing(const std::string& mode, const std::string& tools) {
+  return absl::StrCat(R"({"type": "allowed_tools", "allowed_tools": {"mode": ")", mode,
+                      R"(", "tools": [)", tools, "]}}");
+}
+constexpr char kNowAllowed[] = R"({"type": "function", "function": {"name": "now"}})";
+
+// The template goes on showing all, so that a prompt's beginning stays what it was.
+TEST(ToolChoiceTest, SomeToolsMayBeAllowed) {
+  const auto may = Choosing(Allowing("auto", kNowAllowed), kWithTools);
+  ASSERT_TRUE(may.ok()) << may.status();
+  EXPECT_FALSE(may->options.has_constraint());
+  EXPECT_THAT(may->tool_names, ElementsAre("now"));
+  EXPECT_EQ(may->chat["tools"].size(), 2u);
+  const auto must = Choosing(Allowing("required", kNowAllowed), kWithTools);
+  ASSERT_TRUE(must.ok()) << must.status();
+  ASSERT_EQ(must->options.constraint().tool_calls().functions_size(), 1);
+  EXPECT_EQ(must->options.constraint().tool_calls().functions(0).name(), "now");
+}
+
+TEST(ToolChoiceTest, AFormatGivesWayToACallThatMustBeMade) {
+  const std::string format = R"(, "response_format": {"type": "json_object"})";
+  const auto must = Choosing(R"("required")", kWithTools + format);
+  ASSERT_TRUE(must.ok()) << must.status();
+  EXPECT_TRUE(must->options.constraint().has_tool_calls());
+  EXPECT_EQ(must->constraint_field, "tools");
+  const auto may = Choosing(R"("auto")", kWithTools + format);
+  ASSERT_TRUE(may.ok()) << may.status();
+  EXPECT_TRUE(may->options.constraint().has_json_schema());
+}
+
+TEST(ToolCallsTest, IdsAreShortAndNeverTheSame) {
+  std::set<std::string> ids;
+  for (const bool is_short : {false, true}) {
+    for (size_t output = 0; output < 20; ++output) {
+      for (size_t i = 0; i < 100; ++i) {
+        const std::string id = ToolCallId("5f38020d6979805b403646599501115f", output, i, is_short);
+        EXPECT_THAT(id, MatchesRegex(is_short ? "[0-9A-Za-z]{9}" : "call_[0-9A-Za-z]{24}"));
+        EXPECT_TRUE(ids.insert(id).second) << id;
+      }
+    }
+  }
+  EXPECT_TRUE(WantsShortIds("{{ '[TOOL_CALLS]' }}"));
+  EXPECT_FALSE(WantsShortIds("<tool_call>"));
 }
 
 TEST(ToolChoiceTest, CallsThatMayBeMadeAreNot) {
@@ -155,8 +203,15 @@ TEST(ToolChoiceTest, WrongChoicesAreRefusedByName) {
       {R"({"type": "function", "function": {"name": "rm"}})", kWithTools, "names \"rm\", which"},
       {R"({"type": "function", "function": {}})", kWithTools, "function.name is missing"},
       {R"({"type": "function"})", kWithTools, "tool_choice.function is missing"},
-      {R"({"type": "allowed_tools"})", kWithTools, "tool_choice.type must be \"function\""},
-      {R"("required")", kWithTools + R"(, "response_format": {"type": "json_object"})",
+      {R"({"type": "custom"})", kWithTools, "tool_choice.type must be \"function\""},
+      {R"({"type": "allowed_tools"})", kWithTools, "tool_choice.allowed_tools is missing"},
+      {Allowing("any", kNowAllowed), kWithTools, "tool_choice.allowed_tools.mode must be"},
+      {Allowing("auto", ""), kWithTools, "tool_choice.allowed_tools.tools must be an array"},
+      {Allowing("auto", "3"), kWithTools, "tool_choice.allowed_tools.tools[0] must be an object"},
+      {Allowing("auto", R"({"type": "function", "function": {"name": "rm"}})"), kWithTools,
+       "names \"rm\", which"},
+      {R"("required")", kWithTools + R"(, "guided_regex": "a", "response_format":
+          {"type": "text"})",
        "tool_choice is a second constraint"},
       {R"("required")",
        R"(, "tools": [{"type": "function", "function": {"name": "f", "parameters":

@@ -312,6 +312,8 @@ TEST(JsonSchemaTest, WhatIsNotSupportedIsNamedWithItsPlace) {
   // Nothing is asked for, or of another type.
   Expect(R"({"type":"string","uniqueItems":true,"multipleOf":3})", {R"("a")"}, {});
   Expect(R"({"type":"array","uniqueItems":false,"if":{}})", {"[1,1]"}, {});
+  Expect(R"({"propertyNames":{"type":"string"},"additionalProperties":{"type":"null"}})",
+         {R"({"a":null})"}, {R"({"a":1})"});
   Expect(R"({"type":"object","patternProperties":{},"dependencies":{}})", {"{}"}, {});
   EXPECT_THAT(ErrorOf(R"({"minProperties":2})"), HasSubstr("minProperties is supported up to 1"));
   EXPECT_THAT(ErrorOf(R"({"anyOf":[{}],"unevaluatedProperties":false})"),
