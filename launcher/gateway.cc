@@ -38,6 +38,7 @@ struct GatewayOptions {
   std::string listen = "127.0.0.1:8000";
   TlsFiles https;
   std::vector<std::string> allowed_hosts;
+  std::vector<std::string> allowed_origins;
   bool insecure_listen = false;
   int max_connections = HttpLimits().max_connections;
   double drain_seconds = 30;
@@ -52,6 +53,7 @@ absl::StatusOr<HttpServerOptions> ServerOptions(const GatewayOptions& options) {
   server.limits.max_connections = options.max_connections;
   server.refusal = OpenAiRefusal;
   server.allowed_hosts = options.allowed_hosts;
+  server.allowed_origins = options.allowed_origins;
   if (!options.https.empty()) {
     ASSIGN_OR_RETURN(server.tls, LoadTlsIdentity(options.https));
   }
@@ -182,6 +184,7 @@ void AddHttpFlags(CLI::App& command, GatewayOptions& options) {
                 "let --listen be reached from other hosts without TLS")
       ->group(group);
   AddAllowedHostFlag(command, group, options.allowed_hosts);
+  AddAllowedOriginFlag(command, group, options.allowed_origins);
   command
       .add_option("--max-connections", options.max_connections,
                   "with more, those end that are idle; else they wait until others end")

@@ -42,6 +42,26 @@ void AddAllowedHostFlag(CLI::App& command, const char* group, std::vector<std::s
       ->group(group);
 }
 
+CLI::Option* AddAllowedOriginFlag(CLI::App& command, const char* group,
+                                  std::vector<std::string>& origins) {
+  const auto check = [](const std::string& origin) -> std::string {
+    const size_t scheme = origin.find("://");
+    const bool is_origin = scheme != std::string::npos && scheme > 0 &&
+                           scheme + 3 < origin.size() &&
+                           origin.find_first_of("/?# ", scheme + 3) == std::string::npos;
+    if (is_origin || origin == "*") return "";
+    return absl::StrCat("must be SCHEME://HOST[:PORT] without a path, or *, not ", origin);
+  };
+  return command
+      .add_option("--allowed-origin", origins,
+                  "where web pages may come from whose scripts ask this server and read what it "
+                  "answers, as https://chat.example.com; * = anywhere (default: none may)")
+      ->type_name("ORIGIN")
+      ->allow_extra_args(false)
+      ->check(check, "")
+      ->group(group);
+}
+
 void AddServiceSecurityFlags(CLI::App& command, ServiceSecurityFlags& flags) {
   const char* group = "Security of the clients' service";
   AddServerTlsFlags(command, "tls", group, flags.client_tls);

@@ -30,6 +30,9 @@ void AddServerTlsFlags(CLI::App& command, const std::string& prefix, const char*
                        TlsFiles& files);
 // --allowed-host of what answers HTTP: HttpServerOptions::allowed_hosts.
 void AddAllowedHostFlag(CLI::App& command, const char* group, std::vector<std::string>& hosts);
+// --allowed-origin: HttpServerOptions::allowed_origins.
+CLI::Option* AddAllowedOriginFlag(CLI::App& command, const char* group,
+                                  std::vector<std::string>& origins);
 void AddServiceSecurityFlags(CLI::App& command, ServiceSecurityFlags& flags);
 // --PREFIXtls-cert, --PREFIXtls-key, --PREFIXtls-ca: all or none.
 void AddRankTlsFlags(CLI::App& command, const std::string& prefix, RankTlsFlags& flags);

@@ -205,6 +205,7 @@ void AddControllerFlags(CLI::App& command, ControllerFlags& flags) {
       ->check(HostAndPort())
       ->group(group);
   AddAllowedHostFlag(command, group, flags.allowed_hosts);
+  AddAllowedOriginFlag(command, group, flags.allowed_origins)->needs(http);
   command
       .add_option("--served-model-name", flags.served_model_name,
                   "what clients call the model (default: its directory's name; of a Hugging Face "

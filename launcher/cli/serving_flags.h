@@ -47,12 +47,13 @@ struct KvCacheFlags {
 // What the controller alone decides.
 struct ControllerFlags {
   std::string listen = "127.0.0.1:50051";
-  std::string served_model_name;           // empty: ModelNameOf the model
-  std::string chat_template;               // file; empty: the model's own
-  std::string http_listen;                 // empty: nowhere
-  std::string access_log;                  // a file, of http_listen's requests; empty: none
-  std::string metrics_listen;              // likewise
-  std::vector<std::string> allowed_hosts;  // HttpServerOptions::allowed_hosts of both
+  std::string served_model_name;             // empty: ModelNameOf the model
+  std::string chat_template;                 // file; empty: the model's own
+  std::string http_listen;                   // empty: nowhere
+  std::string access_log;                    // a file, of http_listen's requests; empty: none
+  std::string metrics_listen;                // likewise
+  std::vector<std::string> allowed_hosts;    // HttpServerOptions::allowed_hosts of both
+  std::vector<std::string> allowed_origins;  // HttpServerOptions::allowed_origins of http_listen
   int max_queue = 1024;
   int speculative_tokens = 0;
   bool no_prefix_cache = false;

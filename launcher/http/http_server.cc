@@ -95,6 +95,7 @@ class HttpServer::Acceptor : public std::enable_shared_from_this<Acceptor> {
     bound.port = acceptor_.local_endpoint().port();
     // With TLS a browser wants a certificate of the name.
     if (endpoint.address().is_loopback() && !tls_) state_.hosts.emplace(options.allowed_hosts);
+    state_.origins = WebOrigins(options.allowed_origins);
     url_ = absl::StrCat(tls_ ? "https://" : "http://", bound.ToString());
     return absl::OkStatus();
   }

@@ -49,6 +49,8 @@ struct HttpServerOptions {
   // of that name in a browser here, which was told that the name is this machine's ("DNS
   // rebinding"). Addresses and names without a dot are no such names; "*": none is.
   std::vector<std::string> allowed_hosts = {};
+  // Pages whose scripts may ask and read answers (WebOrigins).
+  std::vector<std::string> allowed_origins = {};
 };
 
 class HttpServer {

@@ -50,6 +50,14 @@ void SetDate(http::fields& header) {
              absl::FormatTime("%a, %d %b %Y %H:%M:%S GMT", absl::Now(), absl::UTCTimeZone()));
 }
 
+// Of an answer that a page's script may read; page: WebOrigins::Permitted.
+void SetPage(const std::string& page, http::fields& header) {
+  if (page.empty()) return;
+  header.set(http::field::access_control_allow_origin, page);
+  header.set(http::field::access_control_expose_headers, "Retry-After");
+  if (page != "*") header.set(http::field::vary, "Origin");
+}
+
 }  // namespace
 
 template <typename Stream>
@@ -98,15 +106,20 @@ Awaitable<bool> HttpSession<Stream>::ServeOne() {
                 .content_type = std::string(header[http::field::content_type]),
                 .authorization = std::string(header[http::field::authorization]),
                 .body = {}};
+    const auto origin = header[http::field::origin];
+    page_ = state_.origins.Permitted({origin.data(), origin.size()});
     if (HasShortBody()) refusal = co_await ReadBody();
   }
   if (refusal) {
     keep_alive_ = false;
     co_await Reply(*std::move(refusal));
+  } else if (!error && IsPreflight()) {
+    co_await ReplyToPreflight();
   } else if (!error) {
     co_await state_.handler(*this);
   }
   request_ = {};
+  page_.clear();
   body_share_.Take(0);
   co_return keep_alive_ && !state_.is_draining && Socket().socket().is_open();
 }
@@ -139,6 +152,37 @@ std::optional<HttpReply> HttpSession<Stream>::FlawOf() const {
   return state_.refusal(403,
                         absl::StrCat("this server listens for its own machine alone, not as \"",
                                      Excerpt(host, 60), "\" (--allowed-host)"));
+}
+
+// A browser's question whether a page's script may ask what it is about to.
+template <typename Stream>
+bool HttpSession<Stream>::IsPreflight() const {
+  const auto& header = parser_->get();
+  return !page_.empty() && header.method() == http::verb::options &&
+         header.count(http::field::access_control_request_method) > 0;
+}
+
+template <typename Stream>
+Awaitable<void> HttpSession<Stream>::ReplyToPreflight() {
+  const auto& asked = parser_->get();
+  http::response<http::empty_body> response{http::status::no_content, version_};
+  SetDate(response);
+  SetPage(page_, response);
+  response.set(http::field::access_control_allow_methods, "GET, HEAD, POST");
+  response.set(http::field::access_control_allow_headers,
+               asked[http::field::access_control_request_headers]);
+  response.set(http::field::access_control_max_age, "600");
+  // A page of the internet's that asks a server of a private network (WICG, "Private Network
+  // Access").
+  if (asked["Access-Control-Request-Private-Network"] == "true") {
+    response.set("Access-Control-Allow-Private-Network", "true");
+  }
+  if (!parser_->is_done()) keep_alive_ = false;
+  response.keep_alive(keep_alive_);
+  ErrorCode error;
+  ExpireAfter(state_.limits.write_timeout);
+  co_await http::async_write(stream_, response, Told(error));
+  if (error) keep_alive_ = false;
 }
 
 // What is short, and whoever only promises much, takes nothing from others.
@@ -209,6 +253,7 @@ Awaitable<void> HttpSession<Stream>::Reply(HttpReply reply) {
   if (!parser_->is_done()) keep_alive_ = false;  // what comes next is the body
   http::response<http::string_body> response{static_cast<http::status>(reply.status), version_};
   SetDate(response);
+  SetPage(page_, response);
   response.set(http::field::content_type, reply.content_type);
   if (!reply.allow.empty()) response.set(http::field::allow, reply.allow);
   if (reply.retry_after_seconds > 0) {
@@ -233,6 +278,7 @@ template <typename Stream>
 Awaitable<bool> HttpSession<Stream>::BeginStream(absl::string_view content_type) {
   http::response<http::empty_body> header{http::status::ok, version_};
   SetDate(header);
+  SetPage(page_, header);
   header.set(http::field::content_type,
              boost::beast::string_view(content_type.data(), content_type.size()));
   header.set(http::field::cache_control, "no-cache");

@@ -15,6 +15,7 @@
 #include "launcher/http/host_names.h"
 #include "launcher/http/http_exchange.h"
 #include "launcher/http/http_server.h"
+#include "launcher/http/web_origins.h"
 
 namespace lockstep {
 
@@ -27,6 +28,7 @@ struct HttpServerState {
   HttpHandler handler;
   HttpReply (*refusal)(int status, absl::string_view why);
   std::optional<HostNames> hosts;  // that may be asked for; none = all
+  WebOrigins origins;              // of pages that may ask
   int64_t bodies_bytes = 0;        // held
   int64_t answers_bytes = 0;
   bool is_draining = false;
@@ -90,6 +92,8 @@ class HttpSession final : public HttpConnection, private HttpExchange {
   Awaitable<bool> Handshake();
   Awaitable<bool> ServeOne();
   std::optional<HttpReply> FlawOf() const;
+  bool IsPreflight() const;
+  Awaitable<void> ReplyToPreflight();
   bool HasShortBody() const;
   std::optional<HttpReply> RefusalOf(const ErrorCode& error) const;
   Awaitable<void> Shutdown();
@@ -113,6 +117,7 @@ class HttpSession final : public HttpConnection, private HttpExchange {
   unsigned version_ = 11;
   bool keep_alive_ = false;  // after this answer
   bool is_head_ = false;     // answers have no body
+  std::string page_;         // WebOrigins::Permitted
   std::optional<absl::Time> idle_since_ = SteadyNow();
 };
 

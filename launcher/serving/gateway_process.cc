@@ -55,6 +55,7 @@ std::vector<std::string> GatewayCommand(const GatewayLaunch& launch) {
   add("--https-client-ca", launch.tls.authority);
   add("--access-log", launch.access_log);
   for (const std::string& host : launch.allowed_hosts) add("--allowed-host", host);
+  for (const std::string& origin : launch.allowed_origins) add("--allowed-origin", origin);
   if (launch.insecure_listen) command.push_back("--insecure-listen");
   return command;
 }
@@ -78,6 +79,7 @@ absl::StatusOr<std::optional<GatewayLaunch>> PlanGateway(const ControllerFlags& 
                        flags.http_listen,
                        flags.access_log,
                        flags.allowed_hosts,
+                       flags.allowed_origins,
                        security.client_tls,
                        security.insecure_listen};
 }

@@ -28,6 +28,7 @@ struct GatewayLaunch {
   std::string http_listen;  // "HOST:PORT"; port 0 = any free one, and the same after that
   std::string access_log;   // a file; empty = none
   std::vector<std::string> allowed_hosts;
+  std::vector<std::string> allowed_origins;
   TlsFiles tls;  // empty = in clear
   bool insecure_listen = false;
 };

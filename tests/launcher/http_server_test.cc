@@ -23,6 +23,7 @@
 namespace lockstep {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using testing::RawClient;
@@ -251,6 +252,45 @@ TEST(HttpServerTest, PagesOfOtherNamesAreRefusedOnLoopback) {
   open.allowed_hosts = {"*"};
   RunningHttpServer any(open, &Repeat);
   EXPECT_THAT(Ask(any, "GET / HTTP/1.1\r\nConnection: close\r\nHost: a.example\r\n\r\n"),
+              HasSubstr("200 OK"));
+}
+
+TEST(HttpServerTest, PagesOfPermittedOriginsMayAskAndRead) {
+  HttpServerOptions options;
+  options.allowed_origins = {"https://Chat.example.com"};
+  RunningHttpServer server(options, &Repeat);
+  const std::string asks =
+      "Access-Control-Request-Method: POST\r\nAccess-Control-Request-Headers: authorization\r\n"
+      "Access-Control-Request-Private-Network: true\r\n";
+  const auto preflight = [&](RunningHttpServer& to, const std::string& origin) {
+    return Ask(to, "OPTIONS / HTTP/1.1\r\nConnection: close\r\nHost: localhost\r\nOrigin: " +
+                       origin + "\r\n" + asks + "\r\n");
+  };
+  const auto get = [&](RunningHttpServer& from, const std::string& path, const std::string& lines) {
+    return Ask(from, "GET " + path + " HTTP/1.1\r\nConnection: close\r\nHost: localhost\r\n" +
+                         lines + "\r\n");
+  };
+  EXPECT_THAT(preflight(server, "https://chat.example.com"),
+              AllOf(HasSubstr("204 No Content"),
+                    HasSubstr("Access-Control-Allow-Origin: https://chat.example.com\r\n"),
+                    HasSubstr("Access-Control-Allow-Methods: GET, HEAD, POST\r\n"),
+                    HasSubstr("Access-Control-Allow-Headers: authorization\r\n"),
+                    HasSubstr("Access-Control-Allow-Private-Network: true\r\n"),
+                    HasSubstr("Vary: Origin\r\n")));
+  EXPECT_THAT(get(server, "/", "Origin: https://chat.example.com\r\n"),
+              AllOf(HasSubstr("200 OK"), HasSubstr("Access-Control-Allow-Origin: https://chat")));
+  for (const char* other : {"https://evil.example.com", "http://chat.example.com", "null"}) {
+    EXPECT_THAT(preflight(server, other), Not(HasSubstr("Access-Control"))) << other;
+    EXPECT_THAT(get(server, "/", absl::StrCat("Origin: ", other, "\r\n")),
+                Not(HasSubstr("Access-Control")));
+  }
+  EXPECT_THAT(get(server, "/", ""), Not(HasSubstr("Access-Control")));
+  options.allowed_origins = {"*"};
+  RunningHttpServer open(options, &Repeat);
+  EXPECT_THAT(preflight(open, "https://a.example"),
+              AllOf(HasSubstr("204"), HasSubstr("Access-Control-Allow-Origin: *\r\n")));
+  // An OPTIONS that no browser asks is the handler's.
+  EXPECT_THAT(Ask(open, "OPTIONS / HTTP/1.1\r\nConnection: close\r\nHost: x\r\n\r\n"),
               HasSubstr("200 OK"));
 }
 
