@@ -142,8 +142,13 @@ ServerCalls::AwaitableOr<ServerCalls::ChatPrompt> ServerCalls::WriteChat(
     // Such a model begins its list with a special token, which is no text: where it may write any
     // text, that must not be kept from it.
     const bool is_kept = calls.required() || calls.form() != v1::ToolCalls::FORM_LIST;
-    if (is_kept) prompt.form.calls = calls.form();
-    if (!is_kept) options.clear_constraint();
+    if (is_kept) {
+      prompt.form.calls = calls.form();
+    } else if (calls.has_answer()) {
+      options.mutable_constraint()->set_json_schema(std::string(calls.answer()));
+    } else {
+      options.clear_constraint();
+    }
   }
   if (options.has_constraint()) options.mutable_constraint()->set_thought(prompt.form.thought);
   co_return prompt;

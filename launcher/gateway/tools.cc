@@ -1,6 +1,7 @@
 #include "launcher/gateway/tools.h"
 
 #include <algorithm>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -184,6 +185,17 @@ absl::StatusOr<v1::ToolCalls> CallsOf(const Ordered& tools, bool required,
   return calls;
 }
 
+// The schema of a response_format, which is of what an answer says: a call says nothing.
+std::optional<std::string> TakeAnswer(const RequestFields& fields, v1::GenerateRequest& options) {
+  if (!options.constraint().has_json_schema() ||
+      ConstraintFieldOf(fields.object(), options.constraint()) != "response_format") {
+    return std::nullopt;
+  }
+  std::string schema = options.constraint().json_schema();
+  options.clear_constraint();
+  return schema;
+}
+
 absl::Status ConstrainCalls(const ToolChoice& choice, RequestFields& fields,
                             OpenAiRequest& request) {
   const bool has_tools = !request.tool_names.empty();
@@ -206,12 +218,10 @@ absl::Status ConstrainCalls(const ToolChoice& choice, RequestFields& fields,
   const v1::StopOptions& stop = request.options.stop();
   const bool may_constrain = has_strict && !request.options.has_constraint() &&
                              !stop.ignore_eos() && stop.min_tokens() == 0;
-  if (!choice.must_call && !may_constrain) return absl::OkStatus();
-  // A format is of what an answer says, and a call says nothing.
-  if (ConstraintFieldOf(fields.object(), request.options.constraint()) == "response_format") {
-    request.options.clear_constraint();
-  }
+  const std::optional<std::string> answer = TakeAnswer(fields, request.options);
+  if (!choice.must_call && !may_constrain && !answer) return absl::OkStatus();
   ASSIGN_OR_RETURN(v1::ToolCalls calls, CallsOf(tools, choice.must_call, choice.functions));
+  if (answer && !choice.must_call) calls.set_answer(*answer);
   v1::OutputConstraint* constraint = NewConstraint(
       calls.ByteSizeLong(), choice.must_call ? "tool_choice" : "tools", fields, request.options);
   if (constraint != nullptr) *constraint->mutable_tool_calls() = std::move(calls);

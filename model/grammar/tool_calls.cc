@@ -93,6 +93,19 @@ class ToolCallGrammar {
       : calls_(calls), after_thought_(after_thought), builder_(builder), schemas_(builder) {}
 
   absl::StatusOr<Part> Make() {
+    if (!calls_.answer) return Calls();
+    if (calls_.required) return absl::InvalidArgumentError("are required, and have an answer");
+    ASSIGN_OR_RETURN(const Part calls, Calls());
+    auto answer = schemas_.Add(*calls_.answer);
+    if (answer.ok()) return builder_.Choice({calls, *answer});
+    return absl::InvalidArgumentError(absl::StrCat("answer: ", answer.status().message()));
+  }
+
+ private:
+  // Whether the text may be something else than calls and what stands beside it.
+  bool is_free() const { return !calls_.required && !calls_.answer; }
+
+  absl::StatusOr<Part> Calls() {
     ASSIGN_OR_RETURN(const Part call, AnyCall());
     switch (calls_.form) {
       case ToolCalls::Form::kMarked:
@@ -109,7 +122,6 @@ class ToolCallGrammar {
     return absl::InvalidArgumentError("are of no form");
   }
 
- private:
   absl::StatusOr<Part> AnyCall() {
     RETURN_IF_ERROR(CheckNumFunctions(calls_.functions.size()));
     std::vector<Part> choices;
@@ -150,6 +162,7 @@ class ToolCallGrammar {
         builder_.Sequence({line_break, call, line_break, builder_.Text(kToolCallEnd)});
     if (calls_.required) return builder_.Sequence({first, rest});
     const Part more = builder_.Repeat(builder_.Sequence({breaks, first, rest}), 0, std::nullopt);
+    if (!is_free()) return builder_.Sequence({first, rest, more, breaks});
     return builder_.Choice(
         {FreeTextWithout(kToolCallBegin, builder_),
          builder_.Sequence({FreeTextUpTo(kToolCallBegin, builder_), rest, more, breaks})});
@@ -157,7 +170,7 @@ class ToolCallGrammar {
 
   // The whole text, or one that does not begin so.
   Part Alone(Part calls) {
-    if (calls_.required) return calls;
+    if (!is_free()) return calls;
     const auto root = std::make_shared<Opening>();
     root->space = Space::kAny;
     const bool is_list = calls_.form == ToolCalls::Form::kList;
@@ -273,6 +286,7 @@ std::string TextOf(const ToolCalls& calls) {
     absl::StrAppend(&text, function.name.size(), " ", function.parameters.size(), "\n",
                     function.name, function.parameters);
   }
+  if (calls.answer) absl::StrAppend(&text, calls.answer->size(), "\n", *calls.answer);
   return text;
 }
 
@@ -286,7 +300,7 @@ absl::StatusOr<ToolCalls> ParseToolCalls(std::string_view text) {
       *required > 1 || !count) {
     return other;
   }
-  ToolCalls calls{static_cast<ToolCalls::Form>(*form), *required == 1, {}};
+  ToolCalls calls{static_cast<ToolCalls::Form>(*form), *required == 1, {}, std::nullopt};
   for (size_t i = 0; i < *count; ++i) {
     const auto name_size = reader.Number(' ');
     const auto parameters_size = reader.Number('\n');
@@ -295,6 +309,11 @@ absl::StatusOr<ToolCalls> ParseToolCalls(std::string_view text) {
     auto parameters = reader.Bytes(*parameters_size);
     if (!name || !parameters) return other;
     calls.functions.push_back({*std::move(name), *std::move(parameters)});
+  }
+  if (!reader.has_ended()) {
+    const auto size = reader.Number('\n');
+    if (size) calls.answer = reader.Bytes(*size);
+    if (!calls.answer) return other;
   }
   return reader.has_ended() ? absl::StatusOr<ToolCalls>(std::move(calls)) : other;
 }

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -35,6 +36,8 @@ struct ToolCalls {
   Form form = Form::kJson;
   bool required = false;  // the text is a call, and nothing else
   std::vector<Function> functions;
+  // A JSON Schema: of a text that is no call. None: such a text is free. Not where one is required.
+  std::optional<std::string> answer = std::nullopt;
 
   bool operator==(const ToolCalls&) const = default;
 };
@@ -46,12 +49,12 @@ std::string TextOf(const ToolCalls& calls);
 // INVALID_ARGUMENT: text is not TextOf any.
 absl::StatusOr<ToolCalls> ParseToolCalls(std::string_view text);
 
-// Texts are free where no call is required, but what begins like a call of these functions, where
-// calls stand in that form, is one, or several; arguments are valid against the schemas. It begins
-// so with "<tool_call>" anywhere (kMarked), or as BeginsLikeACall says. after_thought: the text may
-// also follow a thought; one that holds a thought itself is none of these.
-// INVALID_ARGUMENT: as CheckNumFunctions; one has no name, or a schema that is not supported, which
-// is named with its place.
+// Texts are free where no call is required and no answer asked for, but what begins like a call of
+// these functions, where calls stand in that form, is one, or several; arguments are valid against
+// the schemas. It begins so with "<tool_call>" anywhere (kMarked), or as BeginsLikeACall says.
+// after_thought: the text may also follow a thought; one that holds a thought itself is none of
+// these. INVALID_ARGUMENT: as CheckNumFunctions; one has no name, or a schema that is not
+// supported, which is named with its place.
 absl::StatusOr<GrammarBuilder::Part> AddToolCalls(const ToolCalls& calls, bool after_thought,
                                                   GrammarBuilder& builder);
 

@@ -129,9 +129,11 @@ absl::StatusOr<OutputConstraint> ReadToolCalls(const v1::ToolCalls& calls) {
   if (const absl::Status status = grammar::CheckNumFunctions(num_functions); !status.ok()) {
     return absl::InvalidArgumentError(absl::StrCat("constraint.tool_calls: ", status.message()));
   }
-  grammar::ToolCalls read{
-      static_cast<grammar::ToolCalls::Form>(calls.form()), calls.required(), {}};
-  size_t num_bytes = 0;
+  grammar::ToolCalls read;
+  read.form = static_cast<grammar::ToolCalls::Form>(calls.form());
+  read.required = calls.required();
+  if (calls.has_answer()) read.answer = calls.answer();
+  size_t num_bytes = calls.answer().size();
   for (const v1::ToolCalls::Function& function : calls.functions()) {
     read.functions.push_back({function.name(), function.parameters()});
     num_bytes += function.name().size() + function.parameters().size();

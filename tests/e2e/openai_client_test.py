@@ -240,6 +240,15 @@ class Gateway(unittest.TestCase):
         messages = [{"role": "user", "content": QUESTION}, {**message.model_dump(), "provider_specific_fields": {"refusal": None}},
                     {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "done"}, {"role": "user", "content": QUESTION}]
         self.assertTrue(self.client.chat.completions.create(model=self.model, messages=messages, max_tokens=1).choices)
+        answer = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}}}
+        kinds = set()
+        for choice in self.chat(tools=TOOLS, response_format=answer, temperature=1, n=32, seed=1, max_tokens=400).choices:
+            if choice.finish_reason == "length":
+                continue
+            kinds.add(choice.finish_reason)
+            if choice.finish_reason == "stop":
+                self.assertIsInstance(json.loads(choice.message.content)["age"], int)
+        self.assertEqual(kinds, {"stop", "tool_calls"})
         cut = self.chat(tools=TOOLS, tool_choice="required", temperature=0, max_tokens=2).choices[0]
         self.assertEqual((cut.finish_reason, cut.message.tool_calls), ("length", None))
 

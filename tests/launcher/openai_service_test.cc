@@ -497,6 +497,8 @@ class ListChatTest : public OpenAiServiceTest {
 TEST_F(ListChatTest, WhatKeepsAModelFromItsMarkerIsNotAskedFor) {
   EXPECT_THAT(Call(R"("auto")"), HasSubstr("200 OK"));
   EXPECT_THAT(Call(R"("required")"), HasSubstr("form: FORM_LIST"));
+  EXPECT_THAT(Call(R"("auto", "response_format": {"type": "json_object"})"),
+              AllOf(HasSubstr("json_schema: "), Not(HasSubstr("form: "))));
 }
 
 }  // namespace

@@ -92,7 +92,7 @@ TEST(ToolChoiceTest, SomeToolsMayBeAllowed) {
   EXPECT_EQ(must->options.constraint().tool_calls().functions(0).name(), "now");
 }
 
-TEST(ToolChoiceTest, AFormatGivesWayToACallThatMustBeMade) {
+TEST(ToolChoiceTest, AFormatIsOfAnswersAlone) {
   const std::string format = R"(, "response_format": {"type": "json_object"})";
   const auto must = Choosing(R"("required")", kWithTools + format);
   ASSERT_TRUE(must.ok()) << must.status();
@@ -100,7 +100,15 @@ TEST(ToolChoiceTest, AFormatGivesWayToACallThatMustBeMade) {
   EXPECT_EQ(must->constraint_field, "tools");
   const auto may = Choosing(R"("auto")", kWithTools + format);
   ASSERT_TRUE(may.ok()) << may.status();
-  EXPECT_TRUE(may->options.constraint().has_json_schema());
+  const v1::ToolCalls& calls = may->options.constraint().tool_calls();
+  EXPECT_FALSE(calls.required());
+  EXPECT_EQ(calls.answer(), R"({"type":"object"})");
+  ASSERT_EQ(calls.functions_size(), 2);
+  EXPECT_EQ(calls.functions(0).parameters(), R"({"type":"object"})") << "it is not strict";
+  const auto none = Choosing(R"("none")", kWithTools + format);
+  EXPECT_TRUE(none->options.constraint().has_json_schema());
+  const auto own = Choosing(R"("auto")", kWithTools + R"(, "guided_json": {})");
+  EXPECT_TRUE(own->options.constraint().has_json_schema()) << "not of what answers say alone";
 }
 
 TEST(ToolCallsTest, IdsAreShortAndNeverTheSame) {

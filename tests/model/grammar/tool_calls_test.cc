@@ -165,6 +165,37 @@ TEST(ToolCallGrammarTest, WhatBeginsLikeACallIsOne) {
   EXPECT_TRUE(Matches(list, call)) << "not as such a model writes it";
 }
 
+constexpr char kAnswer[] = R"({"type": "object", "properties": {"sum": {"type": "integer"}},
+    "required": ["sum"], "additionalProperties": false})";
+
+TEST(ToolCallGrammarTest, WhatIsNoCallMayHaveToBeAnAnswer) {
+  const std::string answer = R"({"sum": 3})";
+  for (const auto& [form, call] : {std::pair(Form::kJson, R"({"name": "at", "parameters": {}})"),
+                                   std::pair(Form::kList, R"([{"name": "at", "arguments": {}}])"),
+                                   std::pair(Form::kMarked,
+                                             "<tool_call>\n{\"name\": \"at\", "
+                                             "\"arguments\": {}}\n</tool_call>")}) {
+    const auto grammar = Compile({form, false, {{"add", kAddSchema}, {"at", ""}}, kAnswer});
+    ASSERT_TRUE(grammar.ok()) << grammar.status();
+    EXPECT_TRUE(Matches(*grammar, answer));
+    EXPECT_TRUE(Matches(*grammar, call));
+    for (const std::string& other :
+         {std::string(), std::string("Hi"), std::string(R"({"sum": "3"})"),
+          "So: " + std::string(call), call + answer,
+          std::string(R"({"name": "rm", "parameters": {}})")}) {
+      EXPECT_FALSE(Matches(*grammar, other)) << other;
+    }
+  }
+  const auto many = Compile({Form::kMarked, false, {{"at", ""}}, kAnswer});
+  const std::string call = R"(<tool_call>{"name": "at", "arguments": {}}</tool_call>)";
+  EXPECT_TRUE(Matches(*many, call + "\n" + call));
+  EXPECT_THAT(std::string(Compile({Form::kJson, true, {{"at", ""}}, kAnswer}).status().message()),
+              HasSubstr("are required, and have an answer"));
+  EXPECT_THAT(
+      std::string(Compile({Form::kJson, false, {{"at", ""}}, R"({"not": {}})"}).status().message()),
+      HasSubstr("answer: "));
+}
+
 TEST(ToolCallGrammarTest, MayFollowAThought) {
   auto grammar = CompileConstraint({OutputConstraint::Kind::kToolCalls,
                                     TextOf({Form::kMarked, true, {{"at", ""}}}),
@@ -201,8 +232,14 @@ TEST(ToolCallGrammarTest, TextsComeBack) {
   ASSERT_TRUE(back.ok()) << back.status();
   EXPECT_EQ(*back, calls);
   const std::string text = TextOf(calls);
-  for (size_t size = 0; size < text.size(); ++size) {
-    EXPECT_FALSE(ParseToolCalls(text.substr(0, size)).ok()) << size;
+  ToolCalls answered = calls;
+  answered.required = false;
+  answered.answer = "{\n}";
+  EXPECT_EQ(*ParseToolCalls(TextOf(answered)), answered);
+  const std::string with_answer = TextOf(answered);
+  for (size_t size = 0; size < with_answer.size(); ++size) {
+    if (size == text.size()) continue;
+    EXPECT_FALSE(ParseToolCalls(with_answer.substr(0, size)).ok()) << size;
   }
   for (const char* other :
        {"3 1 0\n", "0 2 0\n", "-1 0 0\n", "0 0 0\nx", "0 0 1\n9999999999999 1\na",
