@@ -97,10 +97,10 @@ TEST(ConstraintFieldsTest, WhatTheServerSaysOfOneIsSaidOfItsField) {
 }
 
 TEST(ConstraintFieldsTest, WhoAsksForNothingGetsNoConstraint) {
-  for (const char* fields : {R"("response_format": {"type": "text"})", R"("response_format": null)",
-                             R"("guided_json": null, "guided_regex": null, "guided_grammar": null)",
-                             R"("structured_outputs": null, "structural_tag": null)",
-                             R"("structured_outputs": {})"}) {
+  for (const char* fields :
+       {R"("response_format": {"type": "text"})", R"("response_format": null)",
+        R"("guided_json": null, "guided_regex": null, "guided_grammar": null)",
+        R"("structured_outputs": null, "structural_tag": null)", R"("structured_outputs": {})"}) {
     const auto request = ParseCompletionRequest(absl::StrCat(R"({"prompt": "p", )", fields, "}"));
     ASSERT_TRUE(request.ok()) << fields << ": " << request.status();
     EXPECT_FALSE(request->options.has_constraint()) << fields;

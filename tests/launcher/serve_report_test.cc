@@ -13,6 +13,8 @@ using ::testing::Not;
 ModelSummary SummaryWithUnused(std::vector<std::string> names) {
   ModelSummary summary;
   summary.directory = "/models/small";
+  summary.has_tokenizer = true;
+  summary.config.eos_token_ids = {2};
   summary.unknown_tensors = std::move(names);
   return summary;
 }
@@ -23,6 +25,15 @@ std::string ErrorsOf(const ModelSummary& summary) {
   ServeReport(/*json=*/false, ModelFlags(), /*num_replicas=*/1).Model(summary, "small");
   ::testing::internal::GetCapturedStdout();
   return ::testing::internal::GetCapturedStderr();
+}
+
+TEST(ServeReportTest, WhatTextsMissIsWarnedOf) {
+  ModelSummary summary = SummaryWithUnused({});
+  summary.has_tokenizer = false;
+  EXPECT_THAT(ErrorsOf(summary), HasSubstr("warning: no tokenizer.json"));
+  summary = SummaryWithUnused({});
+  summary.config.eos_token_ids.clear();
+  EXPECT_THAT(ErrorsOf(summary), HasSubstr("warning: no end token"));
 }
 
 TEST(ServeReportTest, TensorsThatAreNotUsedAreCountedAndTheFirstNamed) {
