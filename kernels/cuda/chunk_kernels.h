@@ -36,6 +36,7 @@ struct ChunkVerdict {
 
   bool prefers_wgmma() const { return wrong.empty() && wgmma_flops_per_s > mma_flops_per_s; }
 };
+// Where it is tried.
 struct TrialGround {
   TensorMapEncoder encode;
   AttentionWorkspace workspace;

@@ -135,11 +135,12 @@ absl::StatusOr<Ordered> MessageOf(const json& value, const std::string& where) {
     fields.Ignore(name);
   }
   RETURN_IF_ERROR(fields.Finish());
-  message["content"] = refusal;
+  std::string text;
   if (content != nullptr) {
-    ASSIGN_OR_RETURN(const std::string text, ContentOf(*content, where, kBetweenParts));
-    if (!text.empty()) message["content"] = text;
+    ASSIGN_OR_RETURN(text, ContentOf(*content, where, kBetweenParts));
   }
+  absl::StrAppend(&text, text.empty() || refusal.empty() ? "" : kBetweenParts, refusal);
+  message["content"] = std::move(text);
   RETURN_IF_ERROR(ReadToolCalls(calls, where, message));
   return message;
 }

@@ -211,8 +211,9 @@ absl::Status ConstrainCalls(const ToolChoice& choice, RequestFields& fields,
   if (!has_tools) return absl::OkStatus();
   if (!choice.functions.empty()) request.tool_names = choice.functions;
   const Ordered& tools = request.chat["tools"];
-  const bool has_strict = std::any_of(tools.begin(), tools.end(), [](const Ordered& tool) {
-    return IsStrict(tool.at("function"));
+  const bool has_strict = std::any_of(tools.begin(), tools.end(), [&](const Ordered& tool) {
+    const Ordered& function = tool.at("function");
+    return IsStrict(function) && request.tool_names.contains(function.at("name"));
   });
   // What nobody asked for stands in the way of nothing.
   const v1::StopOptions& stop = request.options.stop();

@@ -325,6 +325,7 @@ TEST(OpenAiRequestTest, WhatClientsKeepWithMessagesMayComeBack) {
       {"role": "assistant", "content": "c", "provider_specific_fields": {"refusal": null},
        "id": "msg_1", "thinking_blocks": [], "reasoning_details": [], "refusal": ""},
       {"role": "assistant", "content": null, "refusal": "no"},
+      {"role": "assistant", "content": "a", "refusal": "no"},
       {"role": "assistant", "content": [{"type": "refusal", "refusal": "never"},
                                         {"type": "output_text", "text": "d", "annotations": []}]},
       {"role": "assistant", "content": null, "tool_calls": [{"id": "1", "type": "function",
@@ -335,9 +336,10 @@ TEST(OpenAiRequestTest, WhatClientsKeepWithMessagesMayComeBack) {
   EXPECT_EQ(messages[0]["content"], "a\nb");
   EXPECT_EQ(messages[1]["content"], "c");
   EXPECT_EQ(messages[2]["content"], "no");
-  EXPECT_EQ(messages[3]["content"], "never\nd");
-  EXPECT_EQ(messages[4]["content"], "");
-  EXPECT_TRUE(messages[4]["tool_calls"][0]["function"]["arguments"].empty());
+  EXPECT_EQ(messages[3]["content"], "a\nno");
+  EXPECT_EQ(messages[4]["content"], "never\nd");
+  EXPECT_EQ(messages[5]["content"], "");
+  EXPECT_TRUE(messages[5]["tool_calls"][0]["function"]["arguments"].empty());
 }
 
 TEST(OpenAiRequestTest, UsageMayGoWithEveryEvent) {

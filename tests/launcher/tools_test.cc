@@ -86,6 +86,9 @@ TEST(ToolChoiceTest, SomeToolsMayBeAllowed) {
   EXPECT_FALSE(may->options.has_constraint());
   EXPECT_THAT(may->tool_names, ElementsAre("now"));
   EXPECT_EQ(may->chat["tools"].size(), 2u);
+  const auto not_strict =
+      Choosing(Allowing("auto", kNowAllowed), With(absl::StrCat(kStrictAdd, ",", kNow)));
+  EXPECT_FALSE(not_strict->options.has_constraint()) << "strict is one that is not allowed";
   const auto must = Choosing(Allowing("required", kNowAllowed), kWithTools);
   ASSERT_TRUE(must.ok()) << must.status();
   ASSERT_EQ(must->options.constraint().tool_calls().functions_size(), 1);
