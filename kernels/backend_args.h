@@ -117,18 +117,19 @@ struct RopeArgs {
 // kAttentionSplit tokens counted from position 0: each split gives (max, sum, weighted values),
 // splits are merged in ascending order (FlashAttention's online softmax, Dao 2022, section 3). In
 // order, with Exp of kernels/cpu/exp.h:
-//   score_j  = sum over d of (q_d * scale) * k_jd
+//   score_j  = sum over d of (q_d * (scale * k_scale)) * k_jd
 //   weight_j = Exp(score_j - max of the split's scores)
 //   sum      = the weights in 16 lanes (lane = j mod 16, ascending), then a binary tree of
 //              neighbours
 //   value_d  = sum over j of weight_j * v_jd
 //   merge    : m = max(max_a, max_b), a = Exp(max_a - m), b = Exp(max_b - m),
 //              sum = fma(sum_b, b, sum_a * a), value_d = fma(value_b, b, value_a * a)
-//   out_d    = value_d * (1 / sum)
+//   out_d    = value_d * (1 / (sum / v_scale))
 // Scores and values are added up with fused multiply-add from 0: over f32 caches d and j
 // ascending; over bf16 caches as Linear multiplies bf16 weights: q_d * scale and, for value_d,
 // weight_j are rounded to bf16 first, pairs (of j within the split) add the odd element, then the
-// even, a missing last odd one counting as zero, and denormals are flushed.
+// even, a missing last odd one counting as zero, and denormals are flushed. Over e4m3 caches as
+// over bf16 ones: every e4m3 number is a bf16.
 inline constexpr int kAttentionSplit = 128;
 struct AttentionArgs {
   const void* qkv;

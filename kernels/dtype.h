@@ -9,9 +9,21 @@
 
 namespace lockstep {
 
-enum class DType : uint8_t { kF32, kF16, kBF16 };
+// kE4M3: of the KV cache alone.
+enum class DType : uint8_t { kF32, kF16, kBF16, kE4M3 };
 
-constexpr int64_t DTypeBytes(DType dtype) { return dtype == DType::kF32 ? 4 : 2; }
+constexpr int64_t DTypeBytes(DType dtype) {
+  switch (dtype) {
+    case DType::kF32:
+      return 4;
+    case DType::kF16:
+    case DType::kBF16:
+      return 2;
+    case DType::kE4M3:
+      break;
+  }
+  return 1;
+}
 constexpr std::string_view DTypeName(DType dtype) {
   switch (dtype) {
     case DType::kF32:
@@ -20,6 +32,8 @@ constexpr std::string_view DTypeName(DType dtype) {
       return "f16";
     case DType::kBF16:
       return "bf16";
+    case DType::kE4M3:
+      return "fp8";
   }
   return "?";
 }
@@ -31,6 +45,12 @@ struct BF16 {
 // IEEE binary16.
 struct F16 {
   uint16_t bits;
+};
+// Eight bits, of which four are the exponent's and three the mantissa's (Micikevicius et al. 2022,
+// "FP8 formats for deep learning"): 448 at most, no infinities, NaN is 0x7f and 0xff. Every one is
+// a bf16 and an f16, too.
+struct E4M3 {
+  uint8_t bits;
 };
 
 constexpr float ToFloat(BF16 value) {
@@ -72,6 +92,33 @@ constexpr float ToFloat(F16 value) {
     return std::bit_cast<float>(sign | ((exponent + 112) << 23) | (mantissa << 13));
   const float magnitude = static_cast<float>(mantissa) * 0x1p-24f;
   return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(magnitude));
+}
+
+// Round to nearest, ties to even; what is beyond 448, infinity too, becomes that; NaN stays NaN. As
+// cvt.rn.satfinite.e4m3x2.f32 of the PTX ISA does.
+constexpr E4M3 ToE4M3(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const uint32_t sign = (bits >> 24) & 0x80u;
+  const uint32_t magnitude = bits & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return E4M3{static_cast<uint8_t>(sign | 0x7fu)};
+  if (magnitude >= 0x43e00000u) return E4M3{static_cast<uint8_t>(sign | 0x7eu)};
+  if (magnitude < 0x3c800000u) {  // below 2^-6: multiples of 2^-9, as numbers beside 2^14 are
+    const uint32_t multiples =
+        std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0x1p14f) - 0x46800000u;
+    return E4M3{static_cast<uint8_t>(sign | multiples)};
+  }
+  const uint32_t rounded = magnitude + 0x7ffffu + ((magnitude >> 20) & 1u);
+  return E4M3{static_cast<uint8_t>(sign | ((rounded - (120u << 23)) >> 20))};
+}
+
+// Exact.
+constexpr float ToFloat(E4M3 value) {
+  const uint32_t sign = static_cast<uint32_t>(value.bits & 0x80u) << 24;
+  const uint32_t magnitude = value.bits & 0x7fu;
+  if (magnitude == 0x7f) return std::bit_cast<float>(sign | 0x7fc00000u);
+  if (magnitude >= 8) return std::bit_cast<float>(sign | ((magnitude << 20) + (120u << 23)));
+  const float multiple = static_cast<float>(magnitude) * 0x1p-9f;
+  return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(multiple));
 }
 
 }  // namespace lockstep

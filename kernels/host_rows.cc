@@ -30,6 +30,8 @@ void WidenRow(const void* row, DType dtype, int64_t count, float* out) {
       return Widen<F16>(row, count, out);
     case DType::kBF16:
       return Widen<BF16>(row, count, out);
+    case DType::kE4M3:
+      return Widen<E4M3>(row, count, out);
   }
 }
 
@@ -43,6 +45,9 @@ void NarrowRow(const float* row, int64_t count, DType dtype, void* out) {
       return;
     case DType::kBF16:
       std::transform(row, row + count, static_cast<BF16*>(out), &ToBF16);
+      return;
+    case DType::kE4M3:
+      std::transform(row, row + count, static_cast<E4M3*>(out), &ToE4M3);
       return;
   }
 }

@@ -17,6 +17,8 @@ std::string_view TorchDTypeName(DType dtype) {
       return "float16";
     case DType::kBF16:
       return "bfloat16";
+    case DType::kE4M3:
+      return "float8_e4m3fn";
   }
   return "?";
 }

@@ -1,10 +1,10 @@
 #include "kernels/cpu/attention.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "kernels/base/check.h"
 #include "kernels/cpu/products.h"
+#include "kernels/cpu/split_reader.h"
 
 namespace lockstep::cpu {
 namespace {
@@ -32,11 +32,8 @@ struct AttentionRunner::Shape {
   int head_dim;
   int group;  // query heads per KV head
   int64_t qkv_width;
-  bool is_gathered;  // groups of positions lie in pieces, and are brought together first
+  SplitReader reader;
 
-  bool bf16() const { return cache.dtype == DType::kBF16; }
-  int64_t split_bytes() const { return kSplitTokens * head_dim * DTypeBytes(cache.dtype); }
-  int64_t key_line_bytes() const { return 4 * (is_gathered ? kGroupTokens : cache.block_size); }
   int max_rows() const { return std::max(kItemRows, group); }  // of an item's heads together
   int RowsOfHead(const Item& item) const { return item.num_tokens * group; }
   // Memory for so many rows of one head.
@@ -51,7 +48,7 @@ struct AttentionRunner::ThreadScratch {
   float* q;             // [heads of the item] packed rows
   float* totals;        // [heads of the item] states
   float* next;          // a state
-  char* gathered;       // keys and values of the step at hand and of the next, if they must be
+  char* read;           // [2] keys and values of the step at hand and of the next
   SplitGroups* groups;  // likewise [2]
   int32_t* row_lens;    // [max_rows]
 };
@@ -68,7 +65,7 @@ void AttentionRunner::Run(const AttentionArgs& args) {
                        cache.head_dim,
                        args.num_heads / cache.num_kv_heads,
                        int64_t{args.num_heads + 2 * cache.num_kv_heads} * cache.head_dim,
-                       cache.block_size % kGroupTokens != 0};
+                       SplitReader(cache, kernels_)};
   PlanTiles(shape);
   PlanItems(shape);
   PlanTasks(shape);
@@ -153,18 +150,18 @@ AttentionRunner::ThreadScratch AttentionRunner::ScratchOf(const Shape& shape, in
   const int64_t q = shape.max_rows() * shape.QueryFloats(1);
   const int64_t states = shape.max_rows() * shape.StateFloats(1);
   const int64_t float_bytes = (weights + q + 2 * states) * static_cast<int64_t>(sizeof(float));
-  const int64_t gathered_bytes = shape.is_gathered ? 4 * shape.split_bytes() : 0;
+  const int64_t read_bytes = 2 * shape.reader.memory_bytes();
   const int64_t groups_bytes = 2 * static_cast<int64_t>(sizeof(SplitGroups));
   const int64_t lens_bytes = shape.max_rows() * static_cast<int64_t>(sizeof(int32_t));
   char* const memory = static_cast<char*>(
-      scratch_[thread].Reserve(float_bytes + gathered_bytes + groups_bytes + lens_bytes));
+      scratch_[thread].Reserve(float_bytes + read_bytes + groups_bytes + lens_bytes));
   ThreadScratch scratch = {};
   scratch.weights = reinterpret_cast<float*>(memory);
   scratch.q = scratch.weights + weights;
   scratch.totals = scratch.q + q;
   scratch.next = scratch.totals + states;
-  scratch.gathered = memory + float_bytes;
-  scratch.groups = reinterpret_cast<SplitGroups*>(scratch.gathered + gathered_bytes);
+  scratch.read = memory + float_bytes;
+  scratch.groups = reinterpret_cast<SplitGroups*>(scratch.read + read_bytes);
   scratch.row_lens = reinterpret_cast<int32_t*>(scratch.groups + 2);
   return scratch;
 }
@@ -174,7 +171,7 @@ AttentionRunner::ThreadScratch AttentionRunner::ScratchOf(const Shape& shape, in
 void AttentionRunner::PackQueries(const Shape& shape, const Item& item, float* packed) const {
   const int num_rows = shape.RowsOfHead(item);
   const float* const qkv = AsF32(shape.args.qkv, shape.args.qkv_dtype);
-  const auto pack = shape.bf16() ? kernels_.pack_queries_bf16 : kernels_.pack_queries_f32;
+  const auto pack = shape.reader.bf16() ? kernels_.pack_queries_bf16 : kernels_.pack_queries_f32;
   for (int head = 0; head < item.num_heads; ++head) {
     const int64_t first_head = int64_t{item.first_head + head} * shape.group;
     float* const packed_head = packed + head * shape.QueryFloats(num_rows);
@@ -186,7 +183,7 @@ void AttentionRunner::PackQueries(const Shape& shape, const Item& item, float* p
         const int64_t query_head = first_head + (first + r) % shape.group;
         q[r] = qkv + token * shape.qkv_width + query_head * shape.head_dim;
       }
-      pack(q, rows, shape.head_dim, shape.args.scale,
+      pack(q, rows, shape.head_dim, shape.args.scale * shape.cache.k_scale,
            packed_head + int64_t{first} * shape.head_dim);
     }
   }
@@ -194,63 +191,14 @@ void AttentionRunner::PackQueries(const Shape& shape, const Item& item, float* p
 
 const SplitGroups& AttentionRunner::GroupsOf(const Shape& shape, const Item& item, const Step& step,
                                              const ThreadScratch& scratch) const {
-  const KvCacheView& cache = shape.cache;
   SplitGroups& groups = scratch.groups[step.index % 2];
   const int64_t begin = int64_t{step.split} * kSplitTokens;
   const int64_t last = shape.batch.positions[item.first_token + item.num_tokens - 1];
   const auto count = static_cast<int>(std::clamp<int64_t>(last + 1 - begin, 0, kSplitTokens));
-  const int kv_head = item.first_head + step.head;
-  const int32_t* blocks = shape.batch.BlockTable(item.seq);
-  if (shape.is_gathered) {
-    char* memory = scratch.gathered + step.index % 2 * 2 * shape.split_bytes();
-    GatherGroups(shape, {blocks, kv_head, begin, count}, memory, groups);
-    return groups;
-  }
-  const int64_t element = DTypeBytes(cache.dtype);
-  const int64_t head_bytes = int64_t{cache.block_size} * cache.head_dim * element;
-  int64_t block = begin / cache.block_size;
-  int64_t offset = begin % cache.block_size;
-  for (int g = 0; g < kSplitGroups; ++g) {
-    if (g * kGroupTokens >= count) {
-      groups.k[g] = groups.k[0];
-      groups.v[g] = groups.v[0];
-      continue;
-    }
-    const int64_t at = (int64_t{blocks[block]} * cache.num_kv_heads + kv_head) * head_bytes;
-    groups.k[g] = static_cast<const char*>(cache.k) + at + offset * 4;
-    groups.v[g] = static_cast<const char*>(cache.v) + at + offset * cache.head_dim * element;
-    offset += kGroupTokens;
-    if (offset < cache.block_size) continue;
-    offset = 0;
-    ++block;
-  }
+  const int32_t* const blocks = shape.batch.BlockTable(item.seq);
+  shape.reader.Read({blocks, item.first_head + step.head, begin, count},
+                    scratch.read + step.index % 2 * shape.reader.memory_bytes(), groups);
   return groups;
-}
-
-void AttentionRunner::GatherGroups(const Shape& shape, const Positions& positions, char* memory,
-                                   SplitGroups& groups) const {
-  const KvCacheView& cache = shape.cache;
-  const int64_t row_bytes = cache.head_dim * DTypeBytes(cache.dtype);
-  const int64_t group_bytes = kGroupTokens * row_bytes;
-  char* const values = memory + shape.split_bytes();
-  for (int g = 0; g < kSplitGroups; ++g) {
-    groups.k[g] = memory + g * group_bytes;
-    groups.v[g] = values + g * group_bytes;
-  }
-  for (int j = 0; j < positions.count; ++j) {
-    const int64_t position = positions.begin + j;
-    const int64_t block = positions.blocks[position / cache.block_size];
-    const int64_t offset = position % cache.block_size;
-    const int64_t at =
-        (block * cache.num_kv_heads + positions.kv_head) * cache.block_size * row_bytes;
-    const char* const keys = static_cast<const char*>(cache.k) + at + offset * 4;
-    char* const words = memory + j / kGroupTokens * group_bytes + j % kGroupTokens * 4;
-    for (int64_t line = 0; line < row_bytes / 4; ++line) {
-      std::memcpy(words + line * kGroupTokens * 4, keys + line * cache.block_size * 4, 4);
-    }
-    std::memcpy(values + j * row_bytes, static_cast<const char*>(cache.v) + at + offset * row_bytes,
-                static_cast<size_t>(row_bytes));
-  }
 }
 
 void AttentionRunner::AttendSplits(const Shape& shape, const Item& item, const Task& task,
@@ -275,9 +223,9 @@ void AttentionRunner::AttendSplits(const Shape& shape, const Item& item, const T
     }
     const SoftmaxRows state = state_of(step);
     kernels_.attend_split({scratch.q + step.head * shape.QueryFloats(num_rows), num_rows,
-                           scratch.row_lens, groups, next, shape.key_line_bytes(),
+                           scratch.row_lens, groups, next, shape.reader.key_line_bytes(),
                            static_cast<int>(std::clamp<int64_t>(last + 1 - begin, 0, kSplitTokens)),
-                           shape.head_dim, shape.bf16(), scratch.weights, state});
+                           shape.head_dim, shape.reader.bf16(), scratch.weights, state});
     done(step);
     groups = next;
   }
@@ -346,8 +294,8 @@ void AttentionRunner::WriteOut(const Shape& shape, const Item& item, int head,
     const int64_t query_head = first_head + row % shape.group;
     float* out = static_cast<float*>(shape.args.out) +
                  (token * shape.args.num_heads + query_head) * shape.head_dim;
-    kernels_.normalise(state.values + int64_t{row} * shape.head_dim, state.sum[row], shape.head_dim,
-                       out);
+    kernels_.normalise(state.values + int64_t{row} * shape.head_dim,
+                       state.sum[row] / shape.cache.v_scale, shape.head_dim, out);
   }
 }
 

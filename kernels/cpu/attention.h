@@ -50,12 +50,6 @@ class AttentionRunner {
     int head;   // of the item
     int index;  // of the task
   };
-  struct Positions {
-    const int32_t* blocks;  // of the sequence
-    int kv_head;
-    int64_t begin;
-    int count;
-  };
   struct Shape;          // sizes common to the whole call
   struct ThreadScratch;  // pointers into one thread's scratch
 
@@ -67,8 +61,6 @@ class AttentionRunner {
   void PackQueries(const Shape& shape, const Item& item, float* packed) const;
   const SplitGroups& GroupsOf(const Shape& shape, const Item& item, const Step& step,
                               const ThreadScratch& scratch) const;
-  void GatherGroups(const Shape& shape, const Positions& positions, char* memory,
-                    SplitGroups& groups) const;
   // state_of(step): where its result goes; done(step): it is there.
   void AttendSplits(const Shape& shape, const Item& item, const Task& task,
                     const ThreadScratch& scratch, const auto& state_of, const auto& done) const;

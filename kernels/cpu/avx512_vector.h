@@ -35,6 +35,34 @@ struct Avx512Vector {
   static F LoadFirstBf16(const uint16_t* p, int n) {
     return Widen(_mm256_maskz_loadu_epi16(FirstLanes(n), p));
   }
+  // See PortableVector. Upper and lower bytes apart: numbers below 16 are looked up, the denormals
+  // among them.
+  static constexpr int kE4m3Step = 64;
+  static void WidenE4m3(const uint8_t* src, uint16_t* dst) {
+    const __m512i low_digit = _mm512_set1_epi8(0x0f);
+    const __m512i upper_of =
+        _mm512_broadcast_i32x4(_mm_setr_epi8(0, 0x3b, 0x3b, 0x3b, 0x3c, 0x3c, 0x3c, 0x3c, 0x3c,
+                                             0x3c, 0x3c, 0x3c, 0x3c, 0x3c, 0x3c, 0x3c));
+    const __m512i lower_of = _mm512_broadcast_i32x4(
+        _mm_set_epi64x(static_cast<int64_t>(0xf0e0d0c0b0a09080), 0x60402000c0800000));
+    const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);  // halves of lanes unpack so
+    const __m512i bytes = _mm512_permutexvar_epi64(order, _mm512_loadu_si512(src));
+    const __m512i magnitude = _mm512_and_si512(bytes, _mm512_set1_epi8(0x7f));
+    const __mmask64 nan = _mm512_cmpeq_epi8_mask(magnitude, _mm512_set1_epi8(0x7f));
+    const __mmask64 is_small = _mm512_cmplt_epi8_mask(magnitude, _mm512_set1_epi8(16));
+    __m512i upper = _mm512_and_si512(_mm512_srli_epi16(magnitude, 4), low_digit);
+    upper = _mm512_add_epi8(upper, _mm512_set1_epi8(0x3c));
+    __m512i lower = _mm512_andnot_si512(low_digit, _mm512_slli_epi16(magnitude, 4));
+    upper = _mm512_mask_shuffle_epi8(upper, is_small, upper_of, magnitude);
+    lower = _mm512_mask_shuffle_epi8(lower, is_small, lower_of, magnitude);
+    upper = _mm512_mask_mov_epi8(upper, nan, _mm512_set1_epi8(0x7f));
+    constexpr int kFirstOrElse =
+        0xd8;  // bits of the first where the last has none, else the second's
+    upper = _mm512_ternarylogic_epi64(upper, bytes, _mm512_set1_epi8(static_cast<char>(0x80)),
+                                      kFirstOrElse);
+    _mm512_storeu_si512(dst, _mm512_unpacklo_epi8(lower, upper));
+    _mm512_storeu_si512(dst + 32, _mm512_unpackhi_epi8(lower, upper));
+  }
   static F RoundToBf16(F v) {
     const __m512i bits = Bits(v);
     const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));

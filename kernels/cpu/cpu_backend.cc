@@ -10,6 +10,7 @@
 #include "kernels/cpu/host_memory.h"
 #include "kernels/cpu/products.h"
 #include "kernels/cpu_backend_options.h"
+#include "kernels/host_rows.h"
 
 namespace lockstep {
 namespace cpu {
@@ -167,46 +168,54 @@ void CpuBackend::RotateToken(const RopeArgs& args, int64_t token) {
                     static_cast<int>(half));
   }
   const float* k = q + args.num_heads * head_dim;
-  WriteKeys(cache, slot, k);
+  cache.dtype == DType::kE4M3 ? WriteKeys<uint16_t>(cache, slot, k)
+                              : WriteKeys<uint32_t>(cache, slot, k);
   WriteValues(cache, slot, k + cache.num_kv_heads * head_dim);
 }
 
+// To what the cache holds.
+void CpuBackend::Round(const float* from, int64_t count, DType dtype, float scale, void* to) const {
+  if (dtype == DType::kBF16) {
+    kernels_.round_bf16(from, count, static_cast<uint16_t*>(to));
+  } else if (dtype == DType::kE4M3) {
+    const float inverse = 1.0f / scale;
+    std::transform(from, from + count, static_cast<E4M3*>(to),
+                   [=](float x) { return ToE4M3(x * inverse); });
+  } else {
+    NarrowRow(from, count, dtype, to);
+  }
+}
+
 // heads: [num_kv_heads, head_dim] of one token, whose words become a column of its block.
-void CpuBackend::WriteKeys(const KvCacheView& cache, int64_t slot, const float* heads) {
+template <typename Word>
+void CpuBackend::WriteKeys(const KvCacheView& cache, int64_t slot, const float* heads) const {
   constexpr int64_t kChunk = 128;
-  uint32_t words[kChunk];
+  Word words[kChunk];
   const int64_t block = slot / cache.block_size;
   const int64_t elements_per_word = cache.dtype == DType::kF32 ? 1 : 2;
   const int64_t num_words = cache.head_dim / elements_per_word;
   for (int64_t h = 0; h < cache.num_kv_heads; ++h) {
     const float* head = heads + h * cache.head_dim;
-    uint32_t* column = static_cast<uint32_t*>(cache.k) +
-                       (block * cache.num_kv_heads + h) * cache.block_size * num_words +
-                       slot % cache.block_size;
+    Word* column = static_cast<Word*>(cache.k) +
+                   (block * cache.num_kv_heads + h) * cache.block_size * num_words +
+                   slot % cache.block_size;
     for (int64_t first = 0; first < num_words; first += kChunk) {
       const int64_t count = std::min(kChunk, num_words - first);
-      if (cache.dtype == DType::kF32) {
-        std::memcpy(words, head + first, static_cast<size_t>(count) * 4);
-      } else {
-        kernels_.round_bf16(head + 2 * first, 2 * count, reinterpret_cast<uint16_t*>(words));
-      }
+      Round(head + elements_per_word * first, elements_per_word * count, cache.dtype, cache.k_scale,
+            words);
       for (int64_t i = 0; i < count; ++i) column[(first + i) * cache.block_size] = words[i];
     }
   }
 }
 
-void CpuBackend::WriteValues(const KvCacheView& cache, int64_t slot, const float* heads) {
+void CpuBackend::WriteValues(const KvCacheView& cache, int64_t slot, const float* heads) const {
   const int64_t block = slot / cache.block_size;
   const int64_t offset = slot % cache.block_size;
   for (int64_t h = 0; h < cache.num_kv_heads; ++h) {
     const int64_t at =
         ((block * cache.num_kv_heads + h) * cache.block_size + offset) * cache.head_dim;
-    const float* head = heads + h * cache.head_dim;
-    if (cache.dtype == DType::kF32) {
-      std::copy_n(head, cache.head_dim, static_cast<float*>(cache.v) + at);
-    } else {
-      kernels_.round_bf16(head, cache.head_dim, static_cast<uint16_t*>(cache.v) + at);
-    }
+    Round(heads + h * cache.head_dim, cache.head_dim, cache.dtype, cache.v_scale,
+          static_cast<std::byte*>(cache.v) + at * DTypeBytes(cache.dtype));
   }
 }
 

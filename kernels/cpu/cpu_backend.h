@@ -49,8 +49,10 @@ class CpuBackend : public HostBackend {
   // In place; nothing where there is no weight.
   void NormHeads(const float* weight, float eps, int count, int64_t head_dim, float* heads) const;
   void RotateToken(const RopeArgs& args, int64_t token);
-  void WriteKeys(const KvCacheView& cache, int64_t slot, const float* heads);
-  void WriteValues(const KvCacheView& cache, int64_t slot, const float* heads);
+  void Round(const float* from, int64_t count, DType dtype, float scale, void* to) const;
+  template <typename Word>
+  void WriteKeys(const KvCacheView& cache, int64_t slot, const float* heads) const;
+  void WriteValues(const KvCacheView& cache, int64_t slot, const float* heads) const;
 
   const VectorKernels& kernels_;
   ThreadPool pool_;

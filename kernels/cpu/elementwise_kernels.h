@@ -114,6 +114,19 @@ void WidenBf16(const uint16_t* src, int64_t count, float* dst) {
 }
 
 template <class V>
+void WidenE4m3(const uint8_t* src, int64_t count, uint16_t* dst) {
+  constexpr int kStep = V::kE4m3Step;
+  int64_t i = 0;
+  for (; i + kStep <= count; i += kStep) V::WidenE4m3(src + i, dst + i);
+  if (i == count) return;
+  uint8_t rest[kStep] = {};
+  uint16_t wide[kStep];
+  for (int64_t j = i; j < count; ++j) rest[j - i] = src[j];
+  V::WidenE4m3(rest, wide);
+  for (int64_t j = i; j < count; ++j) dst[j] = wide[j - i];
+}
+
+template <class V>
 void RoundBf16(const float* src, int64_t count, uint16_t* dst) {
   ForEachVector<V>(count, [=](int64_t i, int n) {
     alignas(64) float rounded[V::kWidth];

@@ -38,6 +38,34 @@ struct Avx2Vector {
     for (int i = 0; i < n; ++i) first[i] = p[i];
     return LoadBf16(first);
   }
+  // See PortableVector. Upper and lower bytes apart: numbers below 16 are looked up, the denormals
+  // among them.
+  static constexpr int kE4m3Step = 32;
+  static void WidenE4m3(const uint8_t* src, uint16_t* dst) {
+    const __m256i low_digit = _mm256_set1_epi8(0x0f);
+    const __m256i upper_of =
+        _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 0x3b, 0x3b, 0x3b, 0x3c, 0x3c, 0x3c, 0x3c, 0x3c,
+                                                  0x3c, 0x3c, 0x3c, 0x3c, 0x3c, 0x3c, 0x3c));
+    const __m256i lower_of = _mm256_broadcastsi128_si256(
+        _mm_set_epi64x(static_cast<int64_t>(0xf0e0d0c0b0a09080), 0x60402000c0800000));
+    __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(src));
+    bytes = _mm256_permute4x64_epi64(bytes, 0xd8);  // so that halves of lanes unpack in order
+    const __m256i magnitude = _mm256_and_si256(bytes, _mm256_set1_epi8(0x7f));
+    const __m256i sign = _mm256_xor_si256(bytes, magnitude);
+    const __m256i nan = _mm256_cmpeq_epi8(magnitude, _mm256_set1_epi8(0x7f));
+    const __m256i is_small = _mm256_cmpgt_epi8(_mm256_set1_epi8(16), magnitude);
+    __m256i upper = _mm256_and_si256(_mm256_srli_epi16(magnitude, 4), low_digit);
+    upper = _mm256_add_epi8(upper, _mm256_set1_epi8(0x3c));
+    __m256i lower = _mm256_andnot_si256(low_digit, _mm256_slli_epi16(magnitude, 4));
+    upper = _mm256_blendv_epi8(upper, _mm256_shuffle_epi8(upper_of, magnitude), is_small);
+    lower = _mm256_blendv_epi8(lower, _mm256_shuffle_epi8(lower_of, magnitude), is_small);
+    upper = _mm256_or_si256(upper,
+                            _mm256_or_si256(sign, _mm256_and_si256(nan, _mm256_set1_epi8(0x7f))));
+    lower = _mm256_or_si256(lower, nan);
+    __m256i* const out = reinterpret_cast<__m256i*>(dst);
+    _mm256_storeu_si256(out, _mm256_unpacklo_epi8(lower, upper));
+    _mm256_storeu_si256(out + 1, _mm256_unpackhi_epi8(lower, upper));
+  }
   static F RoundToBf16(F v) {
     const __m256i bits = Bits(v);
     const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000u));

@@ -41,6 +41,8 @@ inline float HostElement(const void* row, DType dtype, int64_t index) {
     case DType::kBF16:
       std::memcpy(&half, p, 2);
       return ToFloat(BF16{half});
+    case DType::kE4M3:
+      return ToFloat(E4M3{static_cast<uint8_t>(*p)});
   }
   LS_CHECK(false) << "unknown dtype";
   return 0.0f;
@@ -57,6 +59,9 @@ inline void SetHostElement(void* row, DType dtype, int64_t index, float value) {
       return;
     case DType::kBF16:
       static_cast<BF16*>(row)[index] = ToBF16(value);
+      return;
+    case DType::kE4M3:
+      static_cast<E4M3*>(row)[index] = ToE4M3(value);
       return;
   }
 }

@@ -35,6 +35,7 @@ constexpr VectorKernels MakeKernels(const char* name, const QuantizedKernels& qu
   kernels.add = AddInto<V>;
   kernels.widen_bf16 = WidenBf16<V>;
   kernels.round_bf16 = RoundBf16<V>;
+  kernels.widen_e4m3 = WidenE4m3<V>;
   kernels.quantized = &quantized;
   return kernels;
 }

@@ -111,8 +111,10 @@ ConvertFunction ConvertFrom(DType from) {
       return ConvertRow<DType::kF16, kTo>;
     case DType::kBF16:
       return ConvertRow<DType::kBF16, kTo>;
+    case DType::kE4M3:
+      break;
   }
-  LS_CHECK(false) << "unknown dtype";
+  LS_CHECK(false) << "no dtype of weights: " << DTypeName(from);
   return nullptr;
 }
 

@@ -55,6 +55,18 @@ struct PortableVector {
   static F LoadFirstBf16(const uint16_t* p, int n) {
     return Make([=](int i) { return i < n ? FromBits(uint32_t{p[i]} << 16) : 0.0f; });
   }
+  // The first kE4m3Step numbers of e4m3 as bf16: the same mantissa, an exponent counted from 127
+  // instead of 7; below 8 multiples of 2^-9; NaN stays NaN.
+  static constexpr int kE4m3Step = kLanes;
+  static void WidenE4m3(const uint8_t* src, uint16_t* dst) {
+    for (int i = 0; i < kE4m3Step; ++i) {
+      const uint32_t magnitude = src[i] & 0x7fu;
+      const uint32_t multiple = Bits(static_cast<float>(magnitude) * 0x1p-9f) >> 16;
+      uint32_t wide = magnitude < 8 ? multiple : (magnitude << 4) + (120u << 7);
+      if (magnitude == 0x7f) wide = 0x7fff;
+      dst[i] = static_cast<uint16_t>(wide | (src[i] & 0x80u) << 8);
+    }
+  }
   // Rounded to nearest even, as the bits of a bf16 in the upper half of each lane.
   static F RoundToBf16(F v) {
     return Make([&](int i) {

@@ -136,7 +136,7 @@ struct CachedHead {
 // The sum of x(i) * cached(i), the latter out of a cache of that dtype.
 template <typename X, typename Cached>
 float CachedDot(DType dtype, int64_t count, X x, Cached cached) {
-  if (dtype == DType::kBF16) return PairedDot(count, x, cached);
+  if (dtype == DType::kBF16 || dtype == DType::kE4M3) return PairedDot(count, x, cached);
   float sum = 0.0f;
   for (int64_t i = 0; i < count; ++i) sum = std::fma(x(i), cached(i), sum);
   return sum;
@@ -179,7 +179,7 @@ void AttendToken(const CachedHead& head, const float* q, float scale, int64_t co
       state.Merge(split);
     }
   }
-  const float inverse = 1.0f / state.sum;
+  const float inverse = 1.0f / (state.sum / head.cache.v_scale);
   for (int d = 0; d < head.cache.head_dim; ++d) out[d] = state.values[d] * inverse;
 }
 
@@ -335,7 +335,7 @@ class ReferenceBackend final : public cpu::HostBackend {
       for (int64_t t = args.batch->query_starts[s]; t < args.batch->query_starts[s + 1]; ++t) {
         for (int h = 0; h < args.num_heads; ++h) {
           const CachedHead head{*args.cache, args.batch->BlockTable(s), h / group};
-          AttendToken(head, qkv + t * row + h * head_dim, args.scale,
+          AttendToken(head, qkv + t * row + h * head_dim, args.scale * args.cache->k_scale,
                       args.batch->positions[t] + int64_t{1},
                       static_cast<float*>(args.out) + (t * args.num_heads + h) * head_dim);
         }
@@ -365,11 +365,13 @@ class ReferenceBackend final : public cpu::HostBackend {
 
   // k, v: [num_kv_heads, head_dim] of one token.
   static void WriteToken(const KvCacheView& cache, int64_t slot, const float* k, const float* v) {
+    const float to_k = 1.0f / cache.k_scale;
+    const float to_v = 1.0f / cache.v_scale;
     for (int64_t h = 0; h < cache.num_kv_heads; ++h) {
       for (int64_t d = 0; d < cache.head_dim; ++d) {
         const int64_t from = h * cache.head_dim + d;
-        cpu::SetHostElement(cache.k, cache.dtype, KeyIndex(cache, slot, h, d), k[from]);
-        cpu::SetHostElement(cache.v, cache.dtype, ValueIndex(cache, slot, h, d), v[from]);
+        cpu::SetHostElement(cache.k, cache.dtype, KeyIndex(cache, slot, h, d), k[from] * to_k);
+        cpu::SetHostElement(cache.v, cache.dtype, ValueIndex(cache, slot, h, d), v[from] * to_v);
       }
     }
   }

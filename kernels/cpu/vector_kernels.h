@@ -114,6 +114,7 @@ struct VectorKernels {
   void (*add)(float* dst, const float* src, int64_t count);
   void (*widen_bf16)(const uint16_t* src, int64_t count, float* dst);
   void (*round_bf16)(const float* src, int64_t count, uint16_t* dst);
+  void (*widen_e4m3)(const uint8_t* src, int64_t count, uint16_t* dst);  // to bf16
 
   const QuantizedKernels* quantized;  // for weights of 8 and 4 bits
 };

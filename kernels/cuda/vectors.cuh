@@ -119,6 +119,8 @@ cudaError_t WithType(DType dtype, const Body& body) {
       return body(float());
     case DType::kF16:
       return body(F16());
+    case DType::kE4M3:
+      return cudaErrorInvalidValue;
     case DType::kBF16:
       break;
   }

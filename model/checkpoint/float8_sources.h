@@ -23,8 +23,4 @@ absl::StatusOr<Float8Tensors> FindFloat8(const Checkpoint& checkpoint, const Mat
 absl::StatusOr<std::vector<std::unique_ptr<RowSource>>> Float8Sources(const Checkpoint& checkpoint,
                                                                       const MatrixName& matrix);
 
-// A number of the format that machine learning calls float8_e4m3fn: no infinities, NaN is 0x7f and
-// 0xff. Source: Micikevicius et al. 2022, "FP8 formats for deep learning", table 1.
-float Float8ToFloat(uint8_t bits);
-
 }  // namespace lockstep

@@ -63,7 +63,7 @@ class ScaledRows final : public RowSource {
       : checkpoint_(checkpoint), values_(values), scales_(scales), format_(format) {
     for (size_t i = 0; i < numbers_.size(); ++i) {
       numbers_[i] = format.is_float8
-                        ? Float8ToFloat(static_cast<uint8_t>(i))
+                        ? ToFloat(E4M3{static_cast<uint8_t>(i)})
                         : static_cast<float>(static_cast<int>(i) - (1 << (format.bits - 1)));
     }
   }

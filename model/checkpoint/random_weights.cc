@@ -40,6 +40,8 @@ uint32_t ElementBits(DType dtype, double value) {
       return Binary16Bits(value);
     case DType::kBF16:
       return ToBF16(static_cast<float>(value)).bits;
+    case DType::kE4M3:
+      return ToE4M3(static_cast<float>(value)).bits;
   }
   return 0;
 }

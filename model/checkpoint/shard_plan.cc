@@ -59,6 +59,8 @@ std::string FileDTypeName(DType dtype) {
       return "F16";
     case DType::kBF16:
       return "BF16";
+    case DType::kE4M3:
+      return "F8_E4M3";
   }
   return "?";
 }

@@ -116,7 +116,7 @@ class Bench {
   }
 
   void AttentionLayers() {
-    for (const DType dtype : {DType::kBF16, DType::kF32}) {
+    for (const DType dtype : {DType::kE4M3, DType::kBF16, DType::kF32}) {
       for (const int64_t context : {512, 4096, 8192}) {
         Attention("attention decode x1", {dtype, 1, context, 1});
         Attention("attention decode x8", {dtype, 8, context, 1});
@@ -251,7 +251,7 @@ int Main(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--only", options.only, "Cases whose name holds this");
   app.add_option("--dtype", options.dtype, "Cases of this dtype alone")
-      ->check(CLI::IsMember({"bf16", "f32", "int8", "int4"}));
+      ->check(CLI::IsMember({"bf16", "f32", "fp8", "int8", "int4"}));
   app.add_option("--rows", options.rows, "Rows of linear layers' inputs")
       ->delimiter(',')
       ->check(CLI::Range(1, 512))

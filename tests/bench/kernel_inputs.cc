@@ -1,11 +1,11 @@
 #include "tests/bench/kernel_inputs.h"
 
 #include <algorithm>
-#include <cstring>
 #include <random>
 #include <utility>
 
 #include "kernels/base/check.h"
+#include "kernels/host_rows.h"
 
 namespace lockstep::bench {
 
@@ -42,11 +42,7 @@ void PagedBatch::AddSide(Backend& backend, const std::vector<float>& from) {
   auto side = backend.Allocate(side_bytes_);
   LS_CHECK(side.ok()) << side.status();
   sides_.push_back(*std::move(side));
-  if (shape_.dtype == DType::kF32) {
-    std::memcpy(sides_.back().data(), from.data(), side_bytes_);
-  } else {
-    for (size_t j = 0; j < from.size(); ++j) sides_.back().as<BF16>()[j] = ToBF16(from[j]);
-  }
+  NarrowRow(from.data(), static_cast<int64_t>(from.size()), shape_.dtype, sides_.back().data());
 }
 
 void PagedBatch::AddSequence(int seq) {

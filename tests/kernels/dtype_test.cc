@@ -81,5 +81,55 @@ TEST(F16Test, RoundsToNearestEvenAndToInfinityBeyondTheLargest) {
   EXPECT_EQ(ToF16(-1e-30f).bits, 0x8000);
 }
 
+TEST(E4M3Test, EveryValueWidensToItsDefinition) {
+  for (int bits = 0; bits < 0x100; ++bits) {
+    const int sign = (bits & 0x80) != 0 ? -1 : 1;
+    const int exponent = bits >> 3 & 15;
+    const int mantissa = bits & 7;
+    const float got = ToFloat(E4M3{static_cast<uint8_t>(bits)});
+    ASSERT_EQ(std::signbit(got), sign < 0);
+    if (exponent == 15 && mantissa == 7) {
+      ASSERT_TRUE(std::isnan(got));
+    } else {
+      const int scaled = exponent == 0 ? mantissa : mantissa + 8;
+      ASSERT_EQ(
+          got, sign * std::ldexp(static_cast<double>(scaled), (exponent == 0 ? 1 : exponent) - 10));
+    }
+  }
+}
+
+TEST(E4M3Test, EveryValueIsABf16AndAnF16) {
+  for (int bits = 0; bits < 0x100; ++bits) {
+    const float wide = ToFloat(E4M3{static_cast<uint8_t>(bits)});
+    if (std::isnan(wide)) continue;
+    ASSERT_EQ(ToFloat(ToBF16(wide)), wide);
+    ASSERT_EQ(ToFloat(ToF16(wide)), wide);
+    ASSERT_EQ(ToE4M3(wide).bits, bits);
+  }
+}
+
+TEST(E4M3Test, RoundsToNearestEven) {
+  for (uint32_t bits = 0; bits < 0x7e; ++bits) {  // positive, finite, denormal ones, too
+    const float low = ToFloat(E4M3{static_cast<uint8_t>(bits)});
+    const float high = ToFloat(E4M3{static_cast<uint8_t>(bits + 1)});
+    const float middle = (low + high) / 2;  // exact
+    const float infinity = std::numeric_limits<float>::infinity();
+    for (const float sign : {1.0f, -1.0f}) {
+      const uint32_t sign_bit = sign < 0 ? 0x80 : 0;
+      ASSERT_EQ(ToE4M3(sign * middle).bits, sign_bit | (bits + bits % 2)) << bits;
+      ASSERT_EQ(ToE4M3(sign * std::nextafter(middle, 0.0f)).bits, sign_bit | bits);
+      ASSERT_EQ(ToE4M3(sign * std::nextafter(middle, infinity)).bits, sign_bit | (bits + 1));
+    }
+  }
+}
+
+TEST(E4M3Test, BeyondTheLargestIsTheLargestAndNanStaysNan) {
+  for (const float beyond : {448.1f, 464.0f, 1e9f, std::numeric_limits<float>::infinity()}) {
+    EXPECT_EQ(ToE4M3(beyond).bits, 0x7e) << beyond;
+    EXPECT_EQ(ToE4M3(-beyond).bits, 0xfe) << beyond;
+  }
+  EXPECT_EQ(ToE4M3(std::numeric_limits<float>::quiet_NaN()).bits & 0x7f, 0x7f);
+}
+
 }  // namespace
 }  // namespace lockstep

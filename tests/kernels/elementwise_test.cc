@@ -154,6 +154,23 @@ TEST_P(ElementwiseTest, Bf16WideningEqualsScalarForAllValues) {
   for (uint32_t i = 0; i < in.size(); ++i) ASSERT_EQ(std::bit_cast<uint32_t>(got[i]), i << 16);
 }
 
+// In every place of a vector, and in what is left of one.
+TEST_P(ElementwiseTest, E4m3WideningEqualsScalarForAllValues) {
+  std::vector<uint8_t> in(3 * 0x100 + 77);
+  for (size_t i = 0; i < in.size(); ++i) in[i] = static_cast<uint8_t>(i * 7);
+  for (size_t count = in.size() - 130; count <= in.size(); ++count) {
+    std::vector<uint16_t> got(count + 1, 0xabcd);
+    GetParam()->widen_e4m3(in.data(), static_cast<int64_t>(count), got.data());
+    ASSERT_EQ(got[count], 0xabcd) << count;
+    for (size_t i = 0; i < count; ++i) {
+      const float want = ToFloat(E4M3{in[i]});
+      const float wide = ToFloat(BF16{got[i]});
+      ASSERT_TRUE(std::isnan(want) ? std::isnan(wide) : wide == want) << int{in[i]};
+      ASSERT_EQ(std::signbit(wide), std::signbit(want)) << int{in[i]};
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Isa, ElementwiseTest, ::testing::ValuesIn(FloatKernelsUnderTest()),
                          KernelsName);
 

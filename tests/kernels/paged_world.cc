@@ -34,8 +34,8 @@ PagedWorld::PagedWorld(const PagedShape& shape, const std::vector<SequenceChunk>
       size_t(num_blocks) * shape.num_kv_heads * shape.block_size * shape.head_dim;
   k_.assign(elements * DTypeBytes(shape.dtype), 0xff);  // all ones is a NaN in either type
   v_ = k_;
-  cache_ = {k_.data(),          v_.data(),        shape.dtype,   num_blocks,
-            shape.num_kv_heads, shape.block_size, shape.head_dim};
+  cache_ = {k_.data(),        v_.data(),      shape.dtype,   num_blocks,   shape.num_kv_heads,
+            shape.block_size, shape.head_dim, shape.k_scale, shape.v_scale};
   ShuffleBlocks(num_blocks);
   MakeBatch();
   MakeTables();

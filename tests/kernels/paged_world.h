@@ -20,6 +20,8 @@ struct PagedShape {
   // Of what heads are adjusted by before they are rotated.
   bool has_bias = false;
   bool has_norms = false;
+  float k_scale = 1.0f;  // KvCacheView's
+  float v_scale = 1.0f;
 };
 
 // Tokens of one sequence in the batch: `computed` are in the cache already, `chunk` are new.

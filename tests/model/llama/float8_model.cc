@@ -28,7 +28,7 @@ Float8Matrix DrawFloat8(int64_t rows, int64_t columns, int exponent, std::mt1993
       const auto sign = static_cast<uint8_t>(random() % 2 << 7);
       const auto magnitude = static_cast<uint8_t>(column == row % columns ? 0x7e : random() % 0x7f);
       matrix.values.push_back(sign | magnitude);
-      matrix.numbers.push_back(Float8ToFloat(matrix.values.back()) * matrix.scales.back());
+      matrix.numbers.push_back(ToFloat(E4M3{matrix.values.back()}) * matrix.scales.back());
     }
   }
   return matrix;
