@@ -52,6 +52,9 @@ class Backend {
   bool HoldsF16() const { return LinearInput() == DType::kF16; }
   // Whether a weight of this shape can be kept in Quantization::kFp8.
   virtual bool HoldsFp8(int64_t /*out_features*/, int64_t /*in_features*/) const { return false; }
+  // Whether there is attention over caches of this shape, whose memory may be null:
+  // INVALID_ARGUMENT says over which there is.
+  virtual absl::Status CheckKvCache(const KvCacheView& /*cache*/) const { return absl::OkStatus(); }
 
   // ---- memory ----
   virtual absl::StatusOr<DeviceBuffer> Allocate(

@@ -36,6 +36,7 @@ struct EvalOptions {
   int tp = 1;
   int pp = 1;
   std::string quantize = "none";
+  std::string kv_cache_dtype = "auto";
   int threads_per_rank = 0;
   std::string questions_file;
   int concurrency = 16;
@@ -66,6 +67,8 @@ std::vector<std::string> ServeArguments(const EvalOptions& options) {
       absl::StrCat(options.pp),
       "--quantize",
       options.quantize,
+      "--kv-cache-dtype",
+      options.kv_cache_dtype,
       "--share-gpus"};  // the layout may be larger than this host: answers count, not their speed
   if (options.threads_per_rank > 0) {
     arguments.insert(arguments.end(),
@@ -196,6 +199,12 @@ void AddServerFlags(CLI::App& command, EvalOptions& options) {
       ->needs(model)
       ->type_name("FORMAT")
       ->check(CLI::IsMember({"none", "int8", "int4"}).description(""))
+      ->capture_default_str()
+      ->group(group);
+  command.add_option("--kv-cache-dtype", options.kv_cache_dtype, "auto, fp8")
+      ->needs(model)
+      ->type_name("NAME")
+      ->check(CLI::IsMember({"auto", "fp8"}).description(""))
       ->capture_default_str()
       ->group(group);
   command.add_option("--threads-per-rank", options.threads_per_rank, "(default: cores / ranks)")

@@ -111,7 +111,7 @@ absl::StatusOr<ServePlan> CheckAll(const ServeOptions& options) {
   RETURN_IF_ERROR(UsageErrorIfInvalid(CheckFormats(options.model, options.rank, plan.devices)));
   ASSIGN_OR_RETURN(
       plan.capacity,
-      UsageErrorIfInvalid(PlanCapacity({plan.summary.config, options.model, options.rank.dtype,
+      UsageErrorIfInvalid(PlanCapacity({plan.summary.config, options.model, options.rank,
                                         plan.devices, options.kv_cache, num_replicas,
                                         SharesWeights(options.rank, plan.launch, plan.devices)})));
   if ((plan.devices.may_be_gpus() || !plan.launch.uses_this_host) &&
@@ -130,7 +130,7 @@ void PredictSpeed(const ServeOptions& options, const ServePlan& plan, Controller
                   ServeReport& report) {
   if (plan.launch.kind != LaunchPlan::Kind::kThisHost) return;
   const auto predictor = MakeSpeedPredictor(
-      {options.model, options.rank.dtype, plan.devices.may_be_gpus(), *plan.threads_per_rank,
+      {options.model, options.rank, plan.devices.may_be_gpus(), *plan.threads_per_rank,
        options.controller.replicas, plan.capacity.num_kv_blocks});
   if (!predictor.ok()) {
     return report.Warn({absl::StrCat("no speed is predicted: ", predictor.status().message())});
@@ -201,6 +201,7 @@ absl::Status Serve(const ServeOptions& options, InterruptWatcher& interrupts, Se
   report.Model(plan.summary, session.controller.model_name);
   report.Plan(plan.capacity, plan.threads_per_rank);
   PredictSpeed(options, plan, session.controller, report);
+  report.Warn(CacheWarnings(plan.capacity, plan.summary.config));
   report.Warn(SecurityWarnings(session.controller));
   return ServeSession(std::move(session), report, interrupts).Run();
 }

@@ -88,6 +88,7 @@ void KeepNcclTo(const std::string& network, const Notice& notice) {
 absl::StatusOr<StageOptions> StageOf(const WorkerCommandOptions& flags) {
   StageOptions stage;
   stage.weights = WeightDTypeOf(flags.rank.dtype).value_or(WeightDType::kAuto);
+  stage.kv_cache = KvDTypeOf(flags.rank.kv_cache_dtype).value_or(KvDType::kAuto);
   stage.quantize = QuantizationOf(flags.model.quantize).value_or(Quantization::kNone);
   stage.limits.block_size = flags.model.block_size;
   stage.limits.max_batched_tokens = flags.model.max_batched_tokens;

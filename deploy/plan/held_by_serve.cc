@@ -11,10 +11,12 @@
 namespace lockstep::plan {
 namespace {
 
-// How it keeps the cache beside such weights.
+// How it keeps the cache beside such weights, unasked.
 const char* KvFormatBeside(const WeightFormat& weights) {
   return weights.name == "f32" ? "f32" : "bf16";
 }
+
+constexpr int64_t kFp8CacheHeadMultiple = 16;  // of the CUDA kernels (AttentionSupports)
 
 // What is to be done where the checkpoint's own format is not kept.
 std::string AsNumbers(const PlanRequest& request) {
@@ -60,8 +62,15 @@ std::string WhyNoSuchWeights(const PlanRequest& request) {
 }
 
 std::string WhyNoSuchKvCache(const PlanRequest& request) {
-  if (const std::string held = KvFormatBeside(request.weights); request.kv.name != held) {
-    return absl::StrCat("keeps its KV cache in ", held, ", not in ", request.kv.name);
+  const std::string unasked = KvFormatBeside(request.weights);
+  if (request.kv.name == "fp8") {
+    const int64_t head_dim = request.model.architecture.runtime_config->head_dim;
+    if (head_dim % kFp8CacheHeadMultiple != 0) {
+      return absl::StrCat("keeps a KV cache in fp8 for heads of multiples of ",
+                          kFp8CacheHeadMultiple, ", not of ", head_dim);
+    }
+  } else if (request.kv.name != unasked) {
+    return absl::StrCat("keeps its KV cache in ", unasked, " or fp8, not in ", request.kv.name);
   }
   if (request.policy.budget_tokens > 0) return "keeps every token in the KV cache (--kv-budget)";
   if (request.policy.read_tokens > 0) return "reads the whole KV cache in every step (--kv-read)";

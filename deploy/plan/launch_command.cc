@@ -74,6 +74,7 @@ std::string LaunchCommand(const Plan& plan) {
   }
   // Hosts are what ranks look at, even where one link joins several.
   if (layout.tp > request.gpus_per_node) absl::StrAppend(&flags, " --allow-tp-across-nodes");
+  if (request.kv.name == "fp8") absl::StrAppend(&flags, " --kv-cache-dtype fp8");
   if (answer->nodes == 1) return absl::StrCat("lockstep serve ", flags);
   const int tasks = std::min(RanksPerNode(request, layout.tp), layout.gpus());
   return absl::StrCat("sbatch --nodes=", answer->nodes, " --ntasks-per-node=", tasks,

@@ -168,7 +168,7 @@ cudaError_t LaunchMerge(const AttentionParams& p, const AttentionForm& form,
 }  // namespace
 
 bool AttentionSupports(DType kv_dtype, int head_dim) {
-  if (head_dim <= 0) return false;
+  if (head_dim <= 0 || kv_dtype == DType::kE4M3) return false;
   if (kv_dtype == DType::kF32) return head_dim % 2 == 0 && head_dim <= kMaxHeadDim;
   return head_dim % 8 == 0 && head_dim <= 128;
 }

@@ -302,6 +302,13 @@ void CudaBackend::Attention(const AttentionArgs& args) {
             "attention");
 }
 
+absl::Status CudaBackend::CheckKvCache(const KvCacheView& cache) const {
+  if (AttentionSupports(cache.dtype, cache.head_dim)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "a KV cache in ", std::string(DTypeName(cache.dtype)), " of heads of ", cache.head_dim,
+      ": on GPUs heads are multiples of 8 up to 128 in bf16 and f16, even up to 256 in f32"));
+}
+
 AttentionMachine CudaBackend::MachineFor(const KvCacheView& cache) const {
   return {.num_multiprocessors = properties_.multiProcessorCount,
           .wgmma = chunk_kernels_.EncoderFor(cache) != nullptr,

@@ -36,6 +36,7 @@ class CudaBackend : public Backend {
   std::string Description() const override;
   DType LinearInput() const override { return options_.compute; }
   bool HoldsFp8(int64_t out_features, int64_t in_features) const override;
+  absl::Status CheckKvCache(const KvCacheView& cache) const override;
   // Rounded in longer steps of bf16.
   DType ProductDType(int64_t num_tokens) const override;
   static constexpr int64_t kMostPlainTokens = 256;

@@ -45,6 +45,8 @@ constexpr ForeignFlag kForeignFlags[] = {
     {"--mem-fraction-static", "--gpu-memory-utilization", " PART"},
     {"--threads", "--threads-per-rank", " K"},
     {"-t", "--threads-per-rank", " K"},
+    {"--cache-type-k", "--kv-cache-dtype", " fp8"},
+    {"-ctk", "--kv-cache-dtype", " fp8"},
     {"--api-key", "--api-token-file", " FILE"},
     {"--api-key", "--token-file", " FILE"},
     {"--speculative-config", "--speculative-tokens", " K"},

@@ -137,6 +137,14 @@ void AddRankFlags(CLI::App& command, RankFlags& flags) {
                flags.dtype)
       ->capture_default_str()
       ->group(group);
+  command
+      .add_option("--kv-cache-dtype", flags.kv_cache_dtype,
+                  "how keys and values are kept: auto (as attention's weights are), fp8 (e4m3 "
+                  "without a scale: half of bf16's memory; answers differ a little)")
+      ->type_name("NAME")
+      ->check(CLI::IsMember({"auto", "fp8", "fp8_e4m3"}).description(""))
+      ->capture_default_str()
+      ->group(group);
 }
 
 CLI::Option* AddDTypeFlag(CLI::App& command, const std::vector<std::string>& names,
@@ -285,13 +293,19 @@ int ThreadsPerRank(const RankFlags& flags, int num_ranks, int num_cores) {
 
 std::vector<std::string> WorkerArguments(const ModelFlags& model, const RankFlags& rank,
                                          const WorkerLaunch& launch) {
-  std::vector<std::string> arguments = {
-      "worker",         std::filesystem::absolute(model.model).string(),
-      "--controller",   launch.controller_address,
-      "--secret-stdin", "--isa",
-      rank.isa,         "--dtype",
-      rank.dtype,       "--quantize",
-      model.quantize};
+  std::vector<std::string> arguments = {"worker",
+                                        std::filesystem::absolute(model.model).string(),
+                                        "--controller",
+                                        launch.controller_address,
+                                        "--secret-stdin",
+                                        "--isa",
+                                        rank.isa,
+                                        "--dtype",
+                                        rank.dtype,
+                                        "--kv-cache-dtype",
+                                        rank.kv_cache_dtype,
+                                        "--quantize",
+                                        model.quantize};
   const auto add = [&](const char* name, uint64_t value) {
     arguments.push_back(name);
     arguments.push_back(absl::StrCat(value));

@@ -32,6 +32,7 @@ struct RankFlags {
   bool shares_cores = false;
   std::string isa = "auto";
   std::string dtype = "auto";
+  std::string kv_cache_dtype = "auto";
   std::string weight_cache = "none";  // or a directory; of serve also "memory"
   std::string device = "auto";
   bool shares_gpus = false;

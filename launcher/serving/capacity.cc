@@ -3,19 +3,24 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "launcher/cli/values.h"
+#include "model/llama/stage_kv_cache.h"
 #include "model/llama/weights.h"
 #include "runtime/engine/kv_capacity.h"
 
 namespace lockstep {
 namespace {
 
+bool WantsFp8Cache(const CapacityInputs& inputs) {
+  return KvDTypeOf(inputs.rank.kv_cache_dtype) == KvDType::kFp8;
+}
+
 absl::StatusOr<std::vector<RankShard>> ShardsOn(const CapacityInputs& inputs, bool gpus) {
-  const DType held = HeldDType(WeightDTypeOf(inputs.dtype).value_or(WeightDType::kAuto),
+  const DType held = HeldDType(WeightDTypeOf(inputs.rank.dtype).value_or(WeightDType::kAuto),
                                inputs.config.dtype, gpus);
   const Quantization quantization =
       QuantizationOf(inputs.model.quantize).value_or(Quantization::kNone);
   return HeldShards(inputs.config, inputs.model.tp, inputs.model.pp,
-                    {held, quantization, inputs.devices.multiply_fp8});
+                    {held, quantization, inputs.devices.multiply_fp8, WantsFp8Cache(inputs)});
 }
 
 // What a replica may take, its weights among it.
@@ -78,6 +83,7 @@ absl::StatusOr<PlannedCapacity> PlanCapacity(const CapacityInputs& inputs) {
   // Where an f16 checkpoint's f32 on CPUs takes most.
   ASSIGN_OR_RETURN(const std::vector<RankShard> caches,
                    ShardsOn(inputs, inputs.devices.kind == RanksDevices::Kind::kGpus));
+  capacity.has_fp8_cache = WantsFp8Cache(inputs);
   for (const RankShard& shard : caches) capacity.kv_bytes_per_token += shard.kv_bytes_per_token;
   const int64_t block_bytes = capacity.kv_bytes_per_token * inputs.model.block_size;
   capacity.num_kv_blocks =
@@ -91,6 +97,13 @@ absl::StatusOr<PlannedCapacity> PlanCapacity(const CapacityInputs& inputs) {
                         .gib = inputs.kv_cache.gib});
   RETURN_IF_ERROR(CheckMemory(inputs, capacity, block_bytes));
   return capacity;
+}
+
+std::vector<std::string> CacheWarnings(const PlannedCapacity& capacity, const ModelConfig& config) {
+  if (!capacity.has_fp8_cache || !config.has_qkv_bias()) return {};
+  return {
+      "this model's keys have biases: where these are large, an fp8 KV cache loses what answers "
+      "need (`lockstep eval` tells)"};
 }
 
 }  // namespace lockstep

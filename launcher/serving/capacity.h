@@ -16,7 +16,7 @@ namespace lockstep {
 struct CapacityInputs {
   const ModelConfig& config;
   const ModelFlags& model;
-  const std::string& dtype;  // RankFlags::dtype
+  const RankFlags& rank;
   // Where ranks may have GPUs or not, weights count as on those, the cache as where it takes most.
   const RanksDevices& devices;
   KvCacheFlags kv_cache;  // of each replica
@@ -29,6 +29,7 @@ struct PlannedCapacity {
   std::vector<RankShard> shards;   // weight_bytes as held in memory
   int64_t weight_bytes = 0;        // all ranks
   int64_t kv_bytes_per_token = 0;  // all ranks
+  bool has_fp8_cache = false;
   int64_t num_kv_blocks = 0;
   int64_t max_model_len = 0;  // as asked for, or the model's; the cache may hold less
 };
@@ -37,5 +38,7 @@ struct PlannedCapacity {
 // more than max_num_seqs sequences of full length can fill. INVALID_ARGUMENT (layout,
 // --max-model-len beyond the model's), RESOURCE_EXHAUSTED with the numbers.
 absl::StatusOr<PlannedCapacity> PlanCapacity(const CapacityInputs& inputs);
+// What an operator should know of such a cache, a sentence each.
+std::vector<std::string> CacheWarnings(const PlannedCapacity& capacity, const ModelConfig& config);
 
 }  // namespace lockstep

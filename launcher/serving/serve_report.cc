@@ -86,13 +86,15 @@ void ServeReport::PrintModel(const ModelSummary& summary) {
 
 void ServeReport::Plan(const PlannedCapacity& capacity, std::optional<int> threads_per_rank) {
   kv_bytes_per_token_ = capacity.kv_bytes_per_token;
+  has_fp8_cache_ = capacity.has_fp8_cache;
   if (json_) {
     PrintJson("plan", {{"tp", tp_},
                        {"pp", pp_},
                        {"replicas", num_replicas_},
                        {"threads_per_rank", threads_per_rank ? Json(*threads_per_rank) : Json()},
                        {"weight_bytes", capacity.weight_bytes},
-                       {"num_kv_blocks", capacity.num_kv_blocks}});
+                       {"num_kv_blocks", capacity.num_kv_blocks},
+                       {"fp8_kv_cache", capacity.has_fp8_cache}});
     return;
   }
   const ShownLayout layout{tp_, pp_, num_replicas_, threads_per_rank};
@@ -324,9 +326,10 @@ void ServeReport::Serving(const ControllerEvent& event, const std::string& addre
     return;
   }
   PrintLine(absl::StrFormat(
-      "%sKV cache %s blocks of %d tokens = %s tokens, %s sequence%s of %s; %s in all",
-      Prefix(event.replica), FormatCount(event.num_kv_blocks), block_size_, FormatCount(tokens),
-      FormatCount(sequences), sequences == 1 ? "" : "s", FormatCount(event.max_model_len),
+      "%sKV cache %s blocks of %d tokens%s = %s tokens, %s sequence%s of %s; %s in all",
+      Prefix(event.replica), FormatCount(event.num_kv_blocks), block_size_,
+      has_fp8_cache_ ? " in fp8" : "", FormatCount(tokens), FormatCount(sequences),
+      sequences == 1 ? "" : "s", FormatCount(event.max_model_len),
       FormatBytes(tokens * kv_bytes_per_token_)));
   PrintLine(absl::StrFormat("%sServing %s on %s (tp %d x pp %d), ready in %.1f s",
                             Prefix(event.replica), name_, address, tp_, pp_, seconds));

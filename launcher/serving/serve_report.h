@@ -129,6 +129,7 @@ class ServeReport {
   std::map<int, absl::Time> lost_at_;
   std::string name_;
   int64_t kv_bytes_per_token_ = 0;
+  bool has_fp8_cache_ = false;
 };
 
 }  // namespace lockstep

@@ -10,6 +10,7 @@
 #include "deploy/plan/catalog.h"
 #include "deploy/plan/host_plan.h"
 #include "kernels/base/status_macros.h"
+#include "model/llama/stage_kv_cache.h"
 
 namespace lockstep {
 namespace {
@@ -35,7 +36,7 @@ struct Known {
 
 std::string FormatOf(const plan::Architecture& model, const PredictedLaunch& launch) {
   if (launch.model.quantize != "none") return launch.model.quantize;
-  if (launch.dtype != "auto") return launch.dtype;
+  if (launch.rank.dtype != "auto") return launch.rank.dtype;
   if (!model.stored_weights.empty()) return model.stored_weights;
   if (launch.on_gpus && model.dtype == DType::kF16) return "f16";
   return model.dtype == DType::kBF16 ? "bf16" : "f32";
@@ -73,6 +74,9 @@ absl::StatusOr<SpeedPredictor> MakeSpeedPredictor(const PredictedLaunch& launch)
   const std::string path = plan::DefaultProfilePath(launch.on_gpus ? "cuda" : "cpu");
   std::error_code error;
   if (path.empty() || !std::filesystem::exists(path, error)) return SpeedPredictor();
+  if (KvDTypeOf(launch.rank.kv_cache_dtype) == KvDType::kFp8) {
+    return absl::NotFoundError("calibration does not measure KV caches in fp8");
+  }
   auto known = std::make_shared<Known>();  // shared: std::function copies what it holds
   known->launch = launch;
   ASSIGN_OR_RETURN(known->profile, plan::LoadHostProfile(path));

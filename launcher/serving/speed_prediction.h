@@ -12,7 +12,7 @@ namespace lockstep {
 
 struct PredictedLaunch {
   ModelFlags model;
-  std::string dtype;  // RankFlags::dtype
+  RankFlags rank;
   bool on_gpus = false;
   int threads_per_rank = 1;
   int num_replicas = 1;

@@ -10,6 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "kernels/base/status_macros.h"
+#include "model/checkpoint/kv_scales.h"
 #include "model/checkpoint/stored_matrix.h"
 #include "model/json/strict_json.h"
 
@@ -100,7 +101,7 @@ bool IsTiedHead(const Checkpoint& checkpoint, const std::string& name) {
 }
 
 bool HoldsNoWeights(const std::string& name) {
-  return absl::EndsWith(name, ".rotary_emb.inv_freq");
+  return absl::EndsWith(name, ".rotary_emb.inv_freq") || IsKvScale(name);
 }
 
 // "model.layers.17.mlp.up_proj.weight" -> 17.

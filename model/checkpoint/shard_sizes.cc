@@ -126,7 +126,8 @@ class HeldBytes {
 
 absl::StatusOr<std::vector<RankShard>> HeldShards(const ModelConfig& config, int tp, int pp,
                                                   const HeldWeights& held) {
-  ASSIGN_OR_RETURN(std::vector<RankShard> shards, ShardsOfLayout(config, tp, pp, held.dtype));
+  ASSIGN_OR_RETURN(std::vector<RankShard> shards,
+                   ShardsOfLayout(config, tp, pp, held.fp8_cache ? DType::kE4M3 : held.dtype));
   RETURN_IF_ERROR(config.HeldAs(held.quantization).status());
   const HeldBytes bytes(config, tp, held);
   for (RankShard& shard : shards) shard.weight_bytes = bytes.Of(shard, pp);

@@ -34,6 +34,7 @@ struct HeldWeights {
   Quantization quantization = Quantization::kNone;  // of what the checkpoint has as numbers
   // What the checkpoint has in FP8 stays so where SuitsFp8, as on GPUs (Backend::HoldsFp8).
   bool keeps_float8 = false;
+  bool fp8_cache = false;  // keys and values in kE4M3
 };
 // INVALID_ARGUMENT as ModelConfig::HeldAs, too.
 absl::StatusOr<std::vector<RankShard>> HeldShards(const ModelConfig& config, int tp, int pp,

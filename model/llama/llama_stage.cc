@@ -18,7 +18,7 @@
 namespace lockstep {
 
 absl::Status LlamaStage::Forward(const StepBatch& batch, const ChosenToken* chosen) {
-  RETURN_IF_ERROR(batch_.Accept(batch, num_kv_blocks_));
+  RETURN_IF_ERROR(batch_.Accept(batch, kv_cache_.num_blocks()));
   if (backend_.KeepsSteps()) {
     if (const std::optional<PaddedShape> shape = PaddedShapeFor(batch, limits_)) {
       return RunPadded(batch, *shape, chosen);
@@ -86,7 +86,7 @@ absl::Status LlamaStage::BeginResidual() {
 
 absl::Status LlamaStage::RunLayer(size_t layer) {
   const LayerWeights& weights = weights_.layers[layer];
-  const KvCacheView& cache = kv_caches_[layer];
+  const KvCacheView& cache = kv_cache_.layer(layer);
   RETURN_IF_ERROR(AddAndNorm(weights.attention_norm, *weights.qkv.weight()));
   WriteKv(weights, cache);
   if (LeavesRowsIn(layer) && batch_.num_logits_rows() == 0) return absl::OkStatus();
@@ -319,10 +319,14 @@ absl::StatusOr<std::unique_ptr<LlamaStage>> LlamaStage::Load(const Checkpoint& c
   ASSIGN_OR_RETURN(const StageShape shape, MakeStageShape(checkpoint.config(), grid, rank));
   std::unique_ptr<LlamaStage> stage(
       new LlamaStage(checkpoint.config(), shape, options, backend, groups));
+  ASSIGN_OR_RETURN(const DType kv_dtype,
+                   KvCacheDType(checkpoint, options.weights, options.kv_cache, backend.HoldsF16()));
+  ASSIGN_OR_RETURN(stage->kv_cache_,
+                   StageKvCache::Describe(checkpoint, shape, options.limits.block_size, kv_dtype));
+  RETURN_IF_ERROR(backend.CheckKvCache(stage->kv_cache_.shape()));
   const WeightSource source = SourceOf(checkpoint, shape, options, progress);
   ASSIGN_OR_RETURN(stage->weights_,
                    LoadStageWeights(source, backend, *groups.tp, stage->load_stats_));
-  ASSIGN_OR_RETURN(stage->kv_dtype_, KvCacheDType(checkpoint, options.weights, backend.HoldsF16()));
   RETURN_IF_ERROR(stage->AllocateBuffers());
   return stage;
 }
@@ -331,7 +335,7 @@ absl::Status LlamaStage::AllocateBuffers() {
   Reserve(limits_, padded_);
   ASSIGN_OR_RETURN(
       batch_, DeviceBatch::Allocate(backend_, limits_, static_cast<int>(shape_.query_heads.size()),
-                                    CacheShape()));
+                                    kv_cache_.shape()));
   if (is_last()) {
     const int64_t logits_rows = std::min(kMaxLogitsRows, limits_.max_batched_tokens);
     ASSIGN_OR_RETURN(host_logits_, backend_.AllocateOnHost(logits_rows * shape_.vocab.size() *
@@ -353,42 +357,10 @@ int64_t LlamaStage::batched_token_bytes() const {
   return act_.batched_bytes() / limits_.max_batched_tokens;
 }
 
-int64_t LlamaStage::kv_block_bytes() const {
-  return 2 * shape_.layers.size() * shape_.kv_width() * limits_.block_size * DTypeBytes(kv_dtype_);
-}
-
-// Of each layer, without memory.
-KvCacheView LlamaStage::CacheShape() const {
-  return {.dtype = kv_dtype_,
-          .num_kv_heads = static_cast<int>(shape_.kv_heads.size()),
-          .block_size = limits_.block_size,
-          .head_dim = static_cast<int>(shape_.head_dim)};
-}
-
 absl::Status LlamaStage::AllocateKvCache(int64_t num_blocks) {
-  int64_t bytes = 0;
-  if (num_blocks < 1 || num_blocks > INT32_MAX ||
-      __builtin_mul_overflow(num_blocks, kv_block_bytes(), &bytes)) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("KV cache of %d blocks of %d bytes", num_blocks, kv_block_bytes()));
-  }
   backend_.ForgetSteps();  // another stage's, too: shapes alone tell steps apart
   batch_.ForgetBlockTables();
-  kv_caches_.clear();
-  num_kv_blocks_ = 0;
-  kv_memory_ = {};  // before the next is there: both may not fit
-  ASSIGN_OR_RETURN(kv_memory_, backend_.Allocate(bytes));
-  const int64_t half_layer_bytes = bytes / (2 * shape_.layers.size());
-  std::byte* next = kv_memory_.as<std::byte>();
-  for (int64_t layer = 0; layer < shape_.layers.size(); ++layer) {
-    KvCacheView& cache = kv_caches_.emplace_back(CacheShape());
-    cache.k = next;
-    cache.v = next + half_layer_bytes;
-    cache.num_blocks = num_blocks;
-    next += 2 * half_layer_bytes;
-  }
-  num_kv_blocks_ = num_blocks;
-  return absl::OkStatus();
+  return kv_cache_.Allocate(backend_, num_blocks);
 }
 
 }  // namespace lockstep

@@ -26,6 +26,7 @@
 #include "model/llama/device_batch.h"
 #include "model/llama/padded_batch.h"
 #include "model/llama/rope_tables.h"
+#include "model/llama/stage_kv_cache.h"
 #include "model/llama/stage_memory.h"
 #include "model/llama/stage_shape.h"
 #include "model/llama/step_batch.h"
@@ -41,6 +42,7 @@ struct StageOptions {
   using Weights = WeightDType;
   Weights weights = Weights::kAuto;
   Quantization quantize = Quantization::kNone;  // matrices, while they are loaded
+  KvDType kv_cache = KvDType::kAuto;
   int num_load_threads = 2;
   BatchLimits limits;
   // A directory (made if need be) or a file that keeps packed weights for later starts; empty:
@@ -78,8 +80,7 @@ class LlamaStage {
   bool is_first() const { return shape_.is_first; }
   bool is_last() const { return shape_.is_last; }
 
-  // One block on this rank: 2 x its layers x its KV heads x block_size x head_dim x element size.
-  int64_t kv_block_bytes() const;
+  int64_t kv_block_bytes() const { return kv_cache_.block_bytes(); }
   // Before the first Forward; again, it forgets what was cached and has another size.
   // RESOURCE_EXHAUSTED with the bytes wanted.
   absl::Status AllocateKvCache(int64_t num_blocks);
@@ -120,7 +121,6 @@ class LlamaStage {
   absl::Status KeepShape(const PaddedShape& shape, const StepBatch& batch);
   void WarmUpHead();
 
-  KvCacheView CacheShape() const;
   absl::Status RunPadded(const StepBatch& batch, const PaddedShape& shape,
                          const ChosenToken* chosen);
   StepKey PlacePadded(const StepBatch& batch, const PaddedShape& shape, AttentionCut cut);
@@ -155,10 +155,7 @@ class LlamaStage {
   LoadStats load_stats_;
   StageWeights weights_;
   RopeTables rope_;  // of max_model_len positions
-  DType kv_dtype_ = DType::kF32;
-  int64_t num_kv_blocks_ = 0;
-  DeviceBuffer kv_memory_;
-  std::vector<KvCacheView> kv_caches_;  // one per layer of this stage
+  StageKvCache kv_cache_;
 
   DeviceBatch batch_;
   StepBatch padded_;

@@ -49,7 +49,7 @@ absl::Status LlamaStage::WarmUp() {
   // Libraries choose algorithms and connect in steps that run.
   for (const PaddedShape& shape : AllPaddedShapes(limits_, /*wants_logits=*/is_last())) {
     const StepBatch batch = BatchOfShape(shape, limits_);
-    RETURN_IF_ERROR(batch_.Accept(batch, num_kv_blocks_));
+    RETURN_IF_ERROR(batch_.Accept(batch, kv_cache_.num_blocks()));
     RETURN_IF_ERROR(RunPadded(batch, shape, nullptr));
     RETURN_IF_ERROR(KeepShape(shape, batch));
   }
@@ -63,7 +63,7 @@ absl::Status LlamaStage::KeepSteps() {
   if (!backend_.KeepsSteps()) return absl::OkStatus();
   for (const PaddedShape& shape : AllPaddedShapes(limits_, /*wants_logits=*/is_last())) {
     const StepBatch batch = BatchOfShape(shape, limits_);
-    RETURN_IF_ERROR(batch_.Accept(batch, num_kv_blocks_));
+    RETURN_IF_ERROR(batch_.Accept(batch, kv_cache_.num_blocks()));
     RETURN_IF_ERROR(KeepShape(shape, batch));
   }
   batch_.ForgetBlockTables();
@@ -78,8 +78,9 @@ int64_t LlamaStage::num_warm_up_blocks() const {
 
 // Longer than those that are kept.
 absl::Status LlamaStage::WarmUpPrompts() {
-  const int64_t longest = std::min({limits_.max_batched_tokens, limits_.max_model_len,
-                                    num_kv_blocks_ * static_cast<int64_t>(limits_.block_size)});
+  const int64_t longest =
+      std::min({limits_.max_batched_tokens, limits_.max_model_len,
+                kv_cache_.num_blocks() * static_cast<int64_t>(limits_.block_size)});
   // The largest takes its memory first.
   for (int64_t tokens = longest; tokens > kMaxPaddedChunkTokens; tokens = Half(tokens)) {
     StepBatch batch = MakeUniformBatch({.num_seqs = 1,

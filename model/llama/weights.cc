@@ -107,8 +107,8 @@ absl::StatusOr<StageWeights> LoadStageWeights(const WeightSource& source, Backen
   return LoadInto(nullptr, source, backend, tp_group, stats);
 }
 
-absl::StatusOr<DType> KvCacheDType(const Checkpoint& checkpoint, WeightDType dtype,
-                                   bool holds_f16) {
+absl::StatusOr<DType> AttentionDType(const Checkpoint& checkpoint, WeightDType dtype,
+                                     bool holds_f16) {
   const ModelConfig& config = checkpoint.config();
   std::vector<DType> dtypes;
   for (const char* name : {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"}) {

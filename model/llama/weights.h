@@ -95,8 +95,8 @@ absl::StatusOr<StageWeights> LoadStageWeights(const WeightSource& source, Backen
 absl::StatusOr<StageWeights> LoadIntoCache(const WeightSource& source, Backend& backend,
                                            Communicator& tp_group, LoadStats& stats);
 
-// The dtype of the K/V cache: that in which the attention weights are kept. The same for all
-// stages.
-absl::StatusOr<DType> KvCacheDType(const Checkpoint& checkpoint, WeightDType dtype, bool holds_f16);
+// In which the attention weights are kept. The same for all stages.
+absl::StatusOr<DType> AttentionDType(const Checkpoint& checkpoint, WeightDType dtype,
+                                     bool holds_f16);
 
 }  // namespace lockstep

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
@@ -179,6 +180,7 @@ absl::Status ControllerCore::Agree(const RankRoster& ranks, int& at) {
                             .max_batched_tokens = config_.engine.max_batched_tokens,
                             .max_num_seqs = config_.engine.max_num_seqs,
                             .is_asked_for = room.is_asked_for(),
+                            .is_fp8 = absl::EndsWith(ranks.FirstHello()->numerics().dtype(), "fp8"),
                             .memory = MemoryOf(room)}));
   }
   at = ranks.TightestRank();

@@ -55,6 +55,11 @@ std::optional<std::string> FewerBatchedTokens(const KvShortage& shortage) {
   return absl::StrCat("lower --max-batched-tokens to ", rounded);
 }
 
+std::optional<std::string> Fp8Cache(const KvShortage& shortage) {
+  if (shortage.is_fp8 || 2 * shortage.fitting_blocks < shortage.needed_blocks) return std::nullopt;
+  return "keep the cache in 8 bits (--kv-cache-dtype fp8)";
+}
+
 std::optional<std::string> ShorterSequences(const KvShortage& shortage) {
   if (shortage.max_model_len == 0 || shortage.fitting_blocks == 0) return std::nullopt;
   return absl::StrCat("lower --max-model-len to ", shortage.fitting_blocks * shortage.block_size);
@@ -100,6 +105,7 @@ std::string DescribeKvShortage(const KvShortage& shortage) {
   } else {
     changes.push_back("give the KV cache more memory (--kv-cache-gib, --num-kv-blocks)");
   }
+  add(Fp8Cache(shortage));
   add(ShorterSequences(shortage));
   if (changes.empty()) changes.push_back("use more GPUs");
   return absl::StrCat(WhatIsMissing(shortage), on_gpu ? WhatIsTaken(*shortage.memory) : "",

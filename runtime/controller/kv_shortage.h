@@ -20,6 +20,7 @@ struct KvShortage {
   int64_t max_batched_tokens = 0;    // of a step
   int64_t max_num_seqs = 0;          // likewise: max_batched_tokens is not to be less
   bool is_asked_for = false;         // the operator said how large the cache is
+  bool is_fp8 = false;               // the cache; else in 16 bits or more
   std::optional<RankMemory> memory;  // of its GPU
 };
 

@@ -27,7 +27,7 @@ constexpr Fact kFacts[] = {
     {"model", &RankIdentity::model, "start all ranks with the same MODEL and --quantize"},
     {"tokenizer.json", &RankIdentity::tokenizer, "copy all of MODEL to all hosts"},
     {"device", &RankIdentity::device, "start all ranks with the same --device, where it is"},
-    {"dtype", &RankIdentity::dtype, "start all ranks with the same --dtype"},
+    {"dtype", &RankIdentity::dtype, "start all ranks with the same --dtype and --kv-cache-dtype"},
     {"--deterministic", &RankIdentity::deterministic,
      "start all ranks with --deterministic, or all without"},
     {"--block-size", &RankIdentity::block_size, "start all ranks with the same --block-size"},

@@ -58,11 +58,12 @@ absl::StatusOr<std::unique_ptr<RankModel>> RankModel::Open(const WorkerOptions& 
   ASSIGN_OR_RETURN(model->checkpoint_, Checkpoint::Open(options.model));
   ASSIGN_OR_RETURN(model->fingerprint_, model->checkpoint_->Fingerprint(options.stage.quantize));
   ASSIGN_OR_RETURN(model->tokenizer_fingerprint_, TokenizerFingerprint(options.model));
-  ASSIGN_OR_RETURN(const DType compute, KvCacheDType(*model->checkpoint_, options.stage.weights,
-                                                     /*holds_f16=*/true));
+  ASSIGN_OR_RETURN(const DType compute, AttentionDType(*model->checkpoint_, options.stage.weights,
+                                                       /*holds_f16=*/true));
   ASSIGN_OR_RETURN(model->device_, RankDevice::Open(options.device, compute, options.on_notice));
-  ASSIGN_OR_RETURN(model->kv_dtype_, KvCacheDType(*model->checkpoint_, options.stage.weights,
-                                                  model->device_->backend().HoldsF16()));
+  ASSIGN_OR_RETURN(model->kv_dtype_,
+                   KvCacheDType(*model->checkpoint_, options.stage.weights, options.stage.kv_cache,
+                                model->device_->backend().HoldsF16()));
   return model;
 }
 
@@ -103,7 +104,8 @@ absl::StatusOr<int64_t> RankModel::NeededBytes() const {
   const bool keeps_float8 = device_->backend().HoldsFp8(config.hidden_size, config.hidden_size);
   ASSIGN_OR_RETURN(const std::vector<RankShard> shards,
                    HeldShards(config, options_.grid.tp(), options_.grid.pp(),
-                              {held, options_.stage.quantize, keeps_float8}));
+                              {held, options_.stage.quantize, keeps_float8,
+                               options_.stage.kv_cache == KvDType::kFp8}));
   const RankShard& mine = shards[static_cast<size_t>(options_.rank)];
   ASSIGN_OR_RETURN(
       const int64_t weight_bytes,

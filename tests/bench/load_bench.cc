@@ -179,7 +179,7 @@ class LoadBench {
   std::unique_ptr<Backend> BackendOf(int rank) const {
     if (accelerator_ == nullptr) return Value(MakeCpuBackend({.num_threads = 1}));
     const auto num_devices = static_cast<int>(Value(accelerator_->Devices()).size());
-    const DType compute = Value(KvCacheDType(*checkpoint_, *WeightDTypeOf(options_.dtype), true));
+    const DType compute = Value(AttentionDType(*checkpoint_, *WeightDTypeOf(options_.dtype), true));
     return Value(accelerator_->MakeBackend({.device = rank % num_devices, .compute = compute}));
   }
 

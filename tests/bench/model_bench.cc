@@ -19,7 +19,9 @@
 #include "kernels/backend.h"
 #include "kernels/base/check.h"
 #include "kernels/cpu_backend_options.h"
+#include "model/checkpoint/shard_sizes.h"
 #include "model/llama/llama_stage.h"
+#include "model/llama/stage_kv_cache.h"
 #include "model/llama/uniform_batch.h"
 #include "model/llama/weights.h"
 #include "nlohmann/json.hpp"
@@ -44,6 +46,7 @@ struct BenchOptions {
   std::vector<int64_t> guesses = {8};
   int repeats = 5;
   std::string dtype = "auto";
+  std::string kv_cache_dtype = "auto";
   std::string quantize = "none";
   bool json = false;
 };
@@ -72,7 +75,10 @@ class ModelBench {
     const int64_t most_tokens = Largest(options.prefill_tokens);
     StageOptions stage;
     stage.weights = *WeightDTypeOf(options.dtype);
-    dtype_ = Value(KvCacheDType(*checkpoint, stage.weights, backend_->HoldsF16()));
+    dtype_ = Value(AttentionDType(*checkpoint, stage.weights, backend_->HoldsF16()));
+    stage.kv_cache = *KvDTypeOf(options.kv_cache_dtype);
+    kv_dtype_ =
+        Value(KvCacheDType(*checkpoint, stage.weights, stage.kv_cache, backend_->HoldsF16()));
     stage.quantize = *QuantizationOf(options.quantize);
     stage.num_load_threads = options.threads;
     stage.limits.max_batched_tokens =
@@ -219,8 +225,7 @@ class ModelBench {
   // Read by one step of all ranks.
   double DecodeBytes(int64_t seqs) const {
     const int64_t element = kept_as_f32() ? 4 : 2;
-    const int64_t kv_bytes = 2 * config_.num_layers * config_.num_kv_heads * config_.head_dim *
-                             element * options_.context * seqs;
+    const int64_t kv_bytes = KvBytesPerToken(config_, kv_dtype_) * options_.context * seqs;
     const double head = static_cast<double>(config_.vocab_size) * config_.hidden_size;
     if (options_.quantize == "none") {
       return (config_.num_parameters() - (config_.tie_word_embeddings ? 0 : head)) *
@@ -246,7 +251,8 @@ class ModelBench {
   std::unique_ptr<bench::ReadProbe> probe_;
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<LlamaStage> stage_;
-  DType dtype_ = DType::kF32;  // of weights and KV cache
+  DType dtype_ = DType::kF32;  // of attention's weights
+  DType kv_dtype_ = DType::kF32;
   double load_seconds_ = 0;
   double peak_gflop_per_s_ = 0;
 };
@@ -296,6 +302,8 @@ int Main(int argc, char** argv) {
       ->check(CLI::Range(1, 1000));
   app.add_option("--dtype", options.dtype, "Weights: auto, f32 or bf16")
       ->check(CLI::IsMember({"auto", "f32", "bf16"}));
+  app.add_option("--kv-cache-dtype", options.kv_cache_dtype, "KV cache: auto or fp8")
+      ->check(CLI::IsMember({"auto", "fp8"}));
   app.add_option("--quantize", options.quantize, "Matrices: none, int8 or int4")
       ->check(CLI::IsMember({"none", "int8", "int4"}));
   app.add_flag("--json", options.json, "One JSON object on stdout");

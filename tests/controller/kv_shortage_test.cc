@@ -42,8 +42,19 @@ TEST(KvShortageTest, WhatIsTakenAndEachChangeThatIsEnough) {
             "max_model_len 240 needs 15 KV blocks of 16 tokens (15.00 GiB), but only 10 (10.00 "
             "GiB) fit rank 3, whose part of its GPU's 100.00 GiB is 80.00 GiB: weights take 60.00 "
             "GiB, buffers of steps 8.00 GiB, libraries and recorded steps 1.75 GiB; raise "
-            "--gpu-memory-utilization to 0.85, or lower --max-batched-tokens to 768, or lower "
-            "--max-model-len to 160");
+            "--gpu-memory-utilization to 0.85, or lower --max-batched-tokens to 768, or keep the "
+            "cache in 8 bits (--kv-cache-dtype fp8), or lower --max-model-len to 160");
+}
+
+TEST(KvShortageTest, AnFp8CacheIsHalfAsLarge) {
+  KvShortage shortage = OnGpu();
+  shortage.needed_blocks = 20;
+  EXPECT_THAT(DescribeKvShortage(shortage), HasSubstr("--kv-cache-dtype fp8"));
+  shortage.needed_blocks = 21;
+  EXPECT_THAT(DescribeKvShortage(shortage), Not(HasSubstr("--kv-cache-dtype fp8")));
+  shortage.needed_blocks = 15;
+  shortage.is_fp8 = true;
+  EXPECT_THAT(DescribeKvShortage(shortage), Not(HasSubstr("--kv-cache-dtype fp8")));
 }
 
 // What is suggested is enough, and the next smaller change is not.
@@ -114,7 +125,8 @@ TEST(KvShortageTest, OfACacheThatWasAskedForTheGpuSetsNoLimit) {
   shortage.is_asked_for = true;
   EXPECT_THAT(DescribeKvShortage(shortage),
               EndsWith("; give the KV cache more memory (--kv-cache-gib, --num-kv-blocks), or "
-                       "lower --max-model-len to 160"));
+                       "keep the cache in 8 bits (--kv-cache-dtype fp8), or lower "
+                       "--max-model-len to 160"));
 }
 
 TEST(SpareMemoryTest, WhatIsLeftHoldsTheCacheAndTheSpare) {
@@ -131,7 +143,8 @@ TEST(KvShortageTest, OnCpus) {
   shortage.memory.reset();
   EXPECT_THAT(DescribeKvShortage(shortage),
               EndsWith("but only 10 (10.00 GiB) fit rank 3: give the KV cache more memory "
-                       "(--kv-cache-gib, --num-kv-blocks), or lower --max-model-len to 160"));
+                       "(--kv-cache-gib, --num-kv-blocks), or keep the cache in 8 bits "
+                       "(--kv-cache-dtype fp8), or lower --max-model-len to 160"));
 }
 
 }  // namespace

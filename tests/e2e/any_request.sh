@@ -44,6 +44,10 @@ use() {
     four_bits)
       both+=(--quantize int4)
       load=(--pp 3 --num-kv-blocks 100 --block-size 4 --max-batched-tokens 100) ;;
+    fp8_cache)
+      both+=(--kv-cache-dtype fp8)
+      load=(--tp 2 --pp 2 --num-kv-blocks 100 --block-size 4 --speculative-tokens 4)
+      flags=(--kill-every 7) ;;
     no_text)  # no tokenizer, and far longer sequences
       model=$tiny both=(--max-model-len 1500)
       load=(--tp 4 --num-kv-blocks 400 --block-size 4 --max-batched-tokens 128)

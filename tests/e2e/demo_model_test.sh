@@ -46,3 +46,5 @@ for format in int8 int4; do
   ask "$format" --quantize "$format"
   show "$format"
 done
+ask fp8-kv --kv-cache-dtype fp8
+show fp8-kv

@@ -51,6 +51,8 @@ TEST_F(WrongUsageTest, FlagsAreRefusedWithTheirValueAndLimits) {
       {{"serve", "m", "--tpp", "2"}, "--tpp"},
       {{"serve", "m", "--block-size", "-1"}, "-1"},
       {{"serve", "m", "--isa", "sse"}, "sse"},
+      {{"serve", "m", "--kv-cache-dtype", "q8_0"}, "--kv-cache-dtype: q8_0"},
+      {{"serve", "m", "-ctk", "q8_0"}, "-ctk is --kv-cache-dtype fp8 here"},
       {{"serve", "m", "--weight-cache", "/proc/self/stat"}, "not a directory"},
       {{"serve", "m", "--kv-cache-gib", "1", "--num-kv-blocks", "5"}, "--num-kv-blocks"},
       {{"serve", "m", "--api-token-file", ""}, "--api-token-file: the value is empty"},

@@ -8,7 +8,9 @@ namespace {
 
 using Kind = RanksDevices::Kind;
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using ::testing::Not;
 
 // One token of KV: 2 layers x 2 (k, v) x 2 heads x 4 x 4 bytes = 128 bytes; a block of 4 tokens
@@ -35,11 +37,11 @@ class CapacityTest : public ::testing::Test {
   }
   absl::StatusOr<PlannedCapacity> Plan() {
     return PlanCapacity(
-        {config_, model_, dtype_, devices_, kv_cache_, num_replicas_, share_weights_});
+        {config_, model_, rank_, devices_, kv_cache_, num_replicas_, share_weights_});
   }
   ModelConfig config_ = SmallConfig();
   ModelFlags model_;
-  std::string dtype_ = "auto";
+  RankFlags rank_;
   RanksDevices devices_ = {.memory_bytes = int64_t{1} << 30};
   KvCacheFlags kv_cache_;
   int num_replicas_ = 1;
@@ -51,6 +53,23 @@ TEST_F(CapacityTest, DefaultIsWhatAllSequencesCanFill) {
   ASSERT_TRUE(capacity.ok()) << capacity.status();
   EXPECT_EQ(capacity->kv_bytes_per_token, 128);
   EXPECT_EQ(capacity->num_kv_blocks, 5 * 3);  // ten tokens take three blocks
+}
+
+TEST_F(CapacityTest, AnFp8CacheTakesAByteForAnElement) {
+  rank_.kv_cache_dtype = "fp8";
+  const auto capacity = Plan();
+  ASSERT_TRUE(capacity.ok()) << capacity.status();
+  EXPECT_EQ(capacity->kv_bytes_per_token, 32);
+  config_.dtype = DType::kBF16;
+  EXPECT_EQ(Plan()->kv_bytes_per_token, 32);
+  EXPECT_THAT(CacheWarnings(*Plan(), config_), IsEmpty());
+}
+
+TEST_F(CapacityTest, AnFp8CacheOfKeysWithBiasesIsWarnedOf) {
+  config_.family = ModelFamily::kQwen2;
+  EXPECT_THAT(CacheWarnings(*Plan(), config_), IsEmpty());
+  rank_.kv_cache_dtype = "fp8";
+  EXPECT_THAT(CacheWarnings(*Plan(), config_), ElementsAre(HasSubstr("keys have biases")));
 }
 
 // A cache of so many GiB over all ranks takes no more of them, whatever they turn out to be.
@@ -66,7 +85,7 @@ TEST_F(CapacityTest, WhereTheDeviceIsUnknownACacheCountsAsWhereItTakesMost) {
   EXPECT_EQ(unknown->kv_bytes_per_token, 128);
   EXPECT_LT(unknown->weight_bytes, Plan()->weight_bytes);
   devices_.kind = Kind::kEither;
-  dtype_ = "f16";
+  rank_.dtype = "f16";
   EXPECT_EQ(Plan()->kv_bytes_per_token, 64);
 }
 
@@ -79,7 +98,7 @@ TEST_F(CapacityTest, OnGpusANumberOfF16TakesTwoBytesAndElsewhereFour) {
   EXPECT_EQ(Plan()->kv_bytes_per_token, 64);
   EXPECT_LT(Plan()->weight_bytes, wide->weight_bytes);
   config_.dtype = DType::kF32;
-  dtype_ = "f16";
+  rank_.dtype = "f16";
   EXPECT_EQ(Plan()->kv_bytes_per_token, 64);
 }
 
@@ -129,7 +148,7 @@ TEST_F(CapacityTest, GibIsOverAllRanksOfAnyLayout) {
 
 TEST_F(CapacityTest, HalfTheBytesPerTokenInBf16) {
   const int64_t f32_weights = Plan()->weight_bytes;
-  dtype_ = "bf16";
+  rank_.dtype = "bf16";
   EXPECT_EQ(Plan()->kv_bytes_per_token, 64);
   const int64_t norms = 5 * 16 * 4;  // in f32
   EXPECT_EQ(Plan()->weight_bytes, norms + (f32_weights - norms) / 2);

@@ -24,7 +24,8 @@ class HostMemoryMatchesServe : public ::testing::TestWithParam<Case> {
     ModelFlags flags;
     const bool quantized = dtype.starts_with("int");
     if (quantized) flags.quantize = dtype;
-    const std::string held = quantized ? "auto" : dtype;
+    RankFlags rank;
+    if (!quantized) rank.dtype = dtype;
     flags.tp = tp;
     flags.pp = pp;
     const bool on_gpus = dtype == "f16";
@@ -32,7 +33,7 @@ class HostMemoryMatchesServe : public ::testing::TestWithParam<Case> {
         .kind = on_gpus ? RanksDevices::Kind::kGpus : RanksDevices::Kind::kCpus,
         .multiply_fp8 = on_gpus,
         .memory_bytes = GetParam().available_bytes};
-    const auto served = PlanCapacity({config, flags, held, devices, {}});
+    const auto served = PlanCapacity({config, flags, rank, devices, {}});
     const auto weights = FindWeightFormat(dtype);
     const auto planned = PlanHostMemory(
         {model, *weights, {}, GetParam().available_bytes, config.max_position_embeddings},

@@ -176,7 +176,7 @@ absl::StatusOr<int64_t> LoadedBytes(const Checkpoint& checkpoint, const std::str
   const ProcessGrid grid = *ProcessGrid::Create(2, 1);
   std::vector<RankGroups> groups = MakeInProcessGroups(grid);
   ASSIGN_OR_RETURN(const DType compute,
-                   KvCacheDType(checkpoint, options.weights, /*holds_f16=*/true));
+                   AttentionDType(checkpoint, options.weights, /*holds_f16=*/true));
   ASSIGN_OR_RETURN(const auto backend, cuda::CudaBackend::Create({.compute = compute}));
   ASSIGN_OR_RETURN(const auto stage,
                    LlamaStage::Load(checkpoint, grid, 0, *backend, groups[0], options, nullptr));

@@ -292,6 +292,19 @@ TEST(Report, LaunchesFp8InBlocksWithAQuantization) {
   }
 }
 
+TEST(Report, LaunchesWithAnFp8Cache) {
+  PlanRequest request = PricedRequest("llama-3.1-8b", "h100", "bf16");
+  const int64_t kept = MakePlan(request)->answer()->memory.stages[0].kv_bytes_per_token;
+  EXPECT_THAT(LaunchCommand(*MakePlan(request)), Not(HasSubstr("--kv-cache-dtype")));
+  request.kv = *FindKvFormat("fp8");
+  const Plan plan = *MakePlan(request);
+  EXPECT_EQ(plan.not_served, "");
+  EXPECT_EQ(2 * plan.answer()->memory.stages[0].kv_bytes_per_token, kept);
+  EXPECT_THAT(LaunchCommand(plan), HasSubstr(" --kv-cache-dtype fp8"));
+  request.kv = *FindKvFormat("int8");
+  EXPECT_EQ(MakePlan(request)->not_served, "keeps its KV cache in bf16 or fp8, not in int8");
+}
+
 TEST(Report, LaunchesTheFamiliesThatServeLoads) {
   for (const char* model : {"mistral-7b-v0.1", "qwen2.5-7b", "qwen3-8b"}) {
     const PlanRequest request = PricedRequest(model, "h100", "bf16");

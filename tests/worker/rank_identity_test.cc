@@ -55,7 +55,7 @@ TEST(RankIdentityTest, WhatDiffersIsNamedWithBothRanksAndWhatToDo) {
   EXPECT_THAT(told(&RankIdentity::device, "cpu"), HasSubstr("the same --device"));
   EXPECT_EQ(told(&RankIdentity::dtype, "f32"),
             "rank 3 on b has dtype f32, rank 0 on a has bf16: start all ranks with the same "
-            "--dtype");
+            "--dtype and --kv-cache-dtype");
   EXPECT_EQ(told(&RankIdentity::deterministic, "on"),
             "rank 3 on b has --deterministic on, rank 0 on a has off: start all ranks with "
             "--deterministic, or all without");

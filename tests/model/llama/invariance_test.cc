@@ -19,6 +19,7 @@ struct Model {
   const char* name;
   Weights weights;
   Quantization quantize = Quantization::kNone;
+  KvDType kv_cache = KvDType::kAuto;
 };
 
 std::vector<int32_t> RandomTokens(size_t count, uint32_t seed) {
@@ -48,6 +49,7 @@ class InvarianceTest : public ::testing::TestWithParam<Model> {
     options_.make_backend = CpuBackends(1);
     options_.stage.weights = GetParam().weights;
     options_.stage.quantize = GetParam().quantize;
+    options_.stage.kv_cache = GetParam().kv_cache;
     options_.stage.limits = {.max_batched_tokens = 256, .max_num_seqs = 8, .max_model_len = 200};
     expected_ = Drive({});
   }
@@ -183,13 +185,17 @@ INSTANTIATE_TEST_SUITE_P(
                       Model{"stories260K", Weights::kF32, Quantization::kInt8},
                       Model{"stories260K", Weights::kF32, Quantization::kInt4},
                       Model{"tiny-llama31", Weights::kBF16, Quantization::kInt8},
-                      Model{"tiny-llama31", Weights::kBF16, Quantization::kInt4}),
+                      Model{"tiny-llama31", Weights::kBF16, Quantization::kInt4},
+                      Model{"stories260K", Weights::kF32, Quantization::kNone, KvDType::kFp8},
+                      Model{"tiny-llama31", Weights::kBF16, Quantization::kInt8, KvDType::kFp8}),
     [](const auto& info) {
       std::string name = info.param.name;
       std::replace(name.begin(), name.end(), '-', '_');
       name += info.param.weights == Weights::kBF16 ? "_bf16" : "_f32";
-      if (info.param.quantize == Quantization::kNone) return name;
-      return name + "_" + std::string(QuantizationName(info.param.quantize));
+      if (info.param.quantize != Quantization::kNone) {
+        name += "_" + std::string(QuantizationName(info.param.quantize));
+      }
+      return info.param.kv_cache == KvDType::kFp8 ? name + "_fp8_cache" : name;
     });
 
 // More tensor parallel ranks than KV heads; a vocabulary that eight does not divide.

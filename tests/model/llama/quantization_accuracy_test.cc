@@ -1,5 +1,6 @@
-// What 8- and 4-bit weights cost in accuracy: logits and greedy tokens of a real trained model
-// against those of its f32 weights. Prints the table that kernels/README.md shows.
+// What 8- and 4-bit weights and an 8-bit KV cache cost in accuracy: logits and greedy tokens of a
+// real trained model against those of its f32 weights. Prints the table that kernels/README.md
+// shows.
 #include <cmath>
 #include <cstdio>
 #include <fstream>
@@ -79,31 +80,36 @@ TEST(QuantizationAccuracyTest, OfATrainedModel) {
   const auto checkpoint = Checkpoint::Open(directory);
   ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
   const std::vector<Request> requests = Requests(directory);
-  const auto run = [&](WeightDType weights, Quantization quantize) {
+  const auto run = [&](WeightDType weights, Quantization quantize, KvDType kv_cache) {
     DriveOptions options;
     options.make_backend = CpuBackends(1);
     options.stage.weights = weights;
     options.stage.quantize = quantize;
+    options.stage.kv_cache = kv_cache;
     options.stage.limits = {.max_batched_tokens = 256, .max_num_seqs = 64, .max_model_len = 512};
     auto outcomes = Drive(**checkpoint, options, requests);
     EXPECT_TRUE(outcomes.ok()) << outcomes.status();
     return *std::move(outcomes);
   };
-  const std::vector<Outcome> exact = run(WeightDType::kF32, Quantization::kNone);
+  const std::vector<Outcome> exact = run(WeightDType::kF32, Quantization::kNone, KvDType::kAuto);
   struct Row {
     const char* name;
     WeightDType weights;
     Quantization quantize;
     double most_rms_error;
     double least_agreement;
+    KvDType kv_cache = KvDType::kAuto;
   };
-  std::printf("%-5s %10s %10s %16s %14s\n", "", "RMS error", "max error", "same top token",
+  std::printf("%-9s %10s %10s %16s %14s\n", "", "RMS error", "max error", "same top token",
               "greedy prefix");
-  for (const Row& row : {Row{"bf16", WeightDType::kBF16, Quantization::kNone, 0.01, 0.98},
-                         {"int8", WeightDType::kF32, Quantization::kInt8, 0.02, 0.97},
-                         {"int4", WeightDType::kF32, Quantization::kInt4, 0.25, 0.80}}) {
-    const Accuracy accuracy = Compare(requests, exact, run(row.weights, row.quantize));
-    std::printf("%-5s %9.2f%% %9.2f%% %15.1f%% %7zu of %zu\n", row.name, 100 * accuracy.rms_error,
+  for (const Row& row :
+       {Row{"bf16", WeightDType::kBF16, Quantization::kNone, 0.01, 0.98},
+        {"int8", WeightDType::kF32, Quantization::kInt8, 0.02, 0.97},
+        {"int4", WeightDType::kF32, Quantization::kInt4, 0.25, 0.80},
+        {"fp8 cache", WeightDType::kF32, Quantization::kNone, 0.1, 0.9, KvDType::kFp8}}) {
+    const Accuracy accuracy =
+        Compare(requests, exact, run(row.weights, row.quantize, row.kv_cache));
+    std::printf("%-9s %9.2f%% %9.2f%% %15.1f%% %7zu of %zu\n", row.name, 100 * accuracy.rms_error,
                 100 * accuracy.max_error, 100 * accuracy.top1_agreement, accuracy.greedy_prefix,
                 accuracy.greedy_tokens);
     EXPECT_LT(accuracy.rms_error, row.most_rms_error) << row.name;

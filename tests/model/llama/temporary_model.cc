@@ -53,7 +53,8 @@ void WriteSafetensors(const std::filesystem::path& path, const std::vector<Writt
   LS_CHECK(file.good());
 }
 
-// Norms near 1, biases large enough to matter.
+}  // namespace
+
 WeightNumber RandomNumbers(float deviation) {
   return [deviation, random = std::mt19937(7), normal = std::normal_distribution<float>()](
              const WrittenTensor& tensor, int64_t) mutable {
@@ -61,8 +62,6 @@ WeightNumber RandomNumbers(float deviation) {
     return tensor.name.ends_with(".bias") ? 0.5f * normal(random) : 1.0f + 0.1f * normal(random);
   };
 }
-
-}  // namespace
 
 ModelConfig SmallConfig(int64_t num_kv_heads) {
   ModelConfig config;
@@ -87,12 +86,16 @@ TemporaryModel::TemporaryModel(const ModelConfig& config, DType dtype, float dev
     : TemporaryModel(config, dtype, TensorsOf(config), deviation) {}
 
 TemporaryModel::TemporaryModel(const ModelConfig& config, DType dtype,
-                               const std::vector<WrittenTensor>& tensors, float deviation) {
-  Write(config, dtype, tensors, RandomNumbers(deviation));
-}
+                               const std::vector<WrittenTensor>& tensors, float deviation)
+    : TemporaryModel(config, dtype, tensors, RandomNumbers(deviation)) {}
 
-TemporaryModel::TemporaryModel(const ModelConfig& config, DType dtype, const WeightNumber& number) {
-  Write(config, dtype, TensorsOf(config), number);
+TemporaryModel::TemporaryModel(const ModelConfig& config, DType dtype, const WeightNumber& number)
+    : TemporaryModel(config, dtype, TensorsOf(config), number) {}
+
+TemporaryModel::TemporaryModel(const ModelConfig& config, DType dtype,
+                               const std::vector<WrittenTensor>& tensors,
+                               const WeightNumber& number) {
+  Write(config, dtype, tensors, number);
 }
 
 void TemporaryModel::Write(const ModelConfig& config, DType dtype,

@@ -28,6 +28,8 @@ struct WrittenTensor {
 
 // What an element of a tensor is; asked for in order.
 using WeightNumber = std::function<float(const WrittenTensor& tensor, int64_t element)>;
+// Norms near 1, biases large enough to matter; matrices' elements have that deviation.
+WeightNumber RandomNumbers(float deviation);
 
 class TemporaryModel {
  public:
@@ -39,6 +41,8 @@ class TemporaryModel {
                  float deviation = kDeviation);
   // The tensors that config implies, of these numbers.
   TemporaryModel(const ModelConfig& config, DType dtype, const WeightNumber& number);
+  TemporaryModel(const ModelConfig& config, DType dtype, const std::vector<WrittenTensor>& tensors,
+                 const WeightNumber& number);
   TemporaryModel(const TemporaryModel&) = delete;
   TemporaryModel& operator=(const TemporaryModel&) = delete;
 

@@ -1,0 +1,56 @@
+// A stage's share of the paged KV cache: one allocation, its layers one after the other, of each
+// the keys before the values.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/backend.h"
+#include "kernels/device_buffer.h"
+#include "kernels/kv_cache_view.h"
+#include "model/checkpoint/checkpoint.h"
+#include "model/llama/stage_shape.h"
+#include "model/llama/weights.h"
+
+namespace lockstep {
+
+// In which keys and values are kept. kAuto: AttentionDType. kFp8: kE4M3, by the scales that the
+// checkpoint has for it, or 1.
+enum class KvDType : uint8_t { kAuto, kFp8 };
+// "auto", "fp8" or, as others call it, "fp8_e4m3".
+std::optional<KvDType> KvDTypeOf(std::string_view name);
+// The same for all stages.
+absl::StatusOr<DType> KvCacheDType(const Checkpoint& checkpoint, WeightDType weights, KvDType kv,
+                                   bool holds_f16);
+
+class StageKvCache {
+ public:
+  // Without memory. INVALID_ARGUMENT as AttentionDType and ReadKvScales.
+  static absl::StatusOr<StageKvCache> Describe(const Checkpoint& checkpoint,
+                                               const StageShape& shape, int block_size,
+                                               DType dtype);
+
+  // Of each layer, without memory and scales.
+  const KvCacheView& shape() const { return shape_; }
+  // One block on this rank: 2 x its layers x its KV heads x block_size x head_dim x element size.
+  int64_t block_bytes() const;
+  int64_t num_blocks() const { return num_blocks_; }
+  // Of this stage's layers.
+  const KvCacheView& layer(size_t layer) const { return layers_[layer]; }
+
+  // Anew. INVALID_ARGUMENT (num_blocks), RESOURCE_EXHAUSTED with the bytes wanted.
+  absl::Status Allocate(Backend& backend, int64_t num_blocks);
+
+ private:
+  KvCacheView shape_;
+  std::vector<KvCacheView> layers_;
+  int64_t num_blocks_ = 0;
+  DeviceBuffer memory_;
+};
+
+}  // namespace lockstep
