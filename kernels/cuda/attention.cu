@@ -7,6 +7,7 @@
 #include "kernels/cuda/attention_merge.cuh"
 #include "kernels/cuda/attention_mma.cuh"
 #include "kernels/cuda/attention_wgmma.h"
+#include "kernels/cuda/e4m3_kv_tiles.cuh"
 #include "kernels/cuda/kernels.h"
 
 namespace lockstep::cuda {
@@ -32,7 +33,8 @@ AttentionParams ParamsOf(const AttentionArgs& args, const AttentionForm& form, D
   p.head_dim = cache.head_dim;
   p.block_size = cache.block_size;
   p.by_block_size = Divisor(p.block_size);
-  p.scale_log2 = static_cast<float>(args.scale * 1.4426950408889634);
+  p.scale_log2 = static_cast<float>(args.scale * cache.k_scale * 1.4426950408889634);
+  p.value_scale = cache.v_scale;
   p.partial_rows = form.PartialRows(heads);
   p.partial_values = static_cast<float*>(workspace.data);
   p.partial_stats =
@@ -95,13 +97,17 @@ cudaError_t LaunchMma(const AttentionParams& p, const AttentionForm& form,
   return LaunchOverlapping(kernel, BlocksFor(form.items, p), Shape::kThreads, kBytes, stream, p);
 }
 
+// Over caches of T.
 template <typename T, int kDim, int kColumnWarps>
 struct MmaShapes {
-  using Prefill = MmaShape<T, kDim, 2, 4, 1, 2, 2>;
-  using Decode = MmaShape<T, kDim, 1, 1, kColumnWarps, 3, 3>;
+  template <int kStages>
+  using Few = MmaShape<T, kDim, 1, 1, kColumnWarps, 3, KvTiles<kDim, kColumnWarps, kStages>>;
+
+  using Prefill = MmaShape<T, kDim, 2, 4, 1, 2, KvTiles<kDim, 4, 2>>;
+  using Decode = Few<3>;
   // Of few sequences, on many multiprocessors. Less shared memory: it begins beside kernels that
   // hold much of it.
-  using OneTile = MmaShape<T, kDim, 1, 1, kColumnWarps, 2, 3>;
+  using OneTile = Few<2>;
   static_assert(OneTile::kKeepsQueries);
 
   static cudaError_t Launch(const AttentionParams& p, const AttentionForm& form,
@@ -126,17 +132,41 @@ struct MmaShapes {
   }
 };
 
+// Over e4m3 caches. Two kernels do for all splits: those that walk several cost one split two reads
+// of what the host has laid out, and decodes' take no more shared memory than for one tile.
+template <typename T, int kDim, int kColumnWarps>
+struct E4m3Shapes {
+  using Prefill = MmaShape<T, kDim, 2, 4, 1, 2, E4m3KvTiles<T, kDim, 4, false>>;
+  using Decode = MmaShape<T, kDim, 1, 1, kColumnWarps, 3, E4m3KvTiles<T, kDim, kColumnWarps, true>>;
+  static_assert(Decode::kSharedBytes == Decode::kOneTileSharedBytes);
+
+  static cudaError_t Launch(const AttentionParams& p, const AttentionForm& form,
+                            const KernelStream& stream) {
+    if (form.tile_rows == Prefill::kRows) return LaunchMma<Prefill, true>(p, form, stream);
+    LS_CHECK_EQ(form.tile_rows, Decode::kRows);
+    return LaunchMma<Decode, true>(p, form, stream);
+  }
+  static cudaError_t Load() {
+    return LoadKernels(AttentionMmaKernel<Prefill, true>, AttentionMmaKernel<Decode, true>);
+  }
+};
+
 // body(the shapes for heads of head_dim).
-template <typename T, typename Body>
+template <template <typename, int, int> typename Shapes, typename T, typename Body>
 cudaError_t WithShapes(int head_dim, const Body& body) {
-  if (head_dim <= 32) return body(MmaShapes<T, 32, 2>());
-  if (head_dim <= 64) return body(MmaShapes<T, 64, 4>());
-  return body(MmaShapes<T, 128, 4>());
+  if (head_dim <= 32) return body(Shapes<T, 32, 2>());
+  if (head_dim <= 64) return body(Shapes<T, 64, 4>());
+  return body(Shapes<T, 128, 4>());
 }
+// What is multiplied over e4m3 caches is what attention writes for: f16, or else bf16.
 template <typename Body>
-cudaError_t WithShapes(DType kv_dtype, int head_dim, const Body& body) {
-  return kv_dtype == DType::kF16 ? WithShapes<F16>(head_dim, body)
-                                 : WithShapes<BF16>(head_dim, body);
+cudaError_t WithShapes(DType kv_dtype, DType out_dtype, int head_dim, const Body& body) {
+  if (kv_dtype == DType::kE4M3) {
+    return out_dtype == DType::kF16 ? WithShapes<E4m3Shapes, F16>(head_dim, body)
+                                    : WithShapes<E4m3Shapes, BF16>(head_dim, body);
+  }
+  return kv_dtype == DType::kF16 ? WithShapes<MmaShapes, F16>(head_dim, body)
+                                 : WithShapes<MmaShapes, BF16>(head_dim, body);
 }
 
 cudaError_t LaunchSplits(const AttentionParams& p, const KvCacheView& cache,
@@ -150,7 +180,7 @@ cudaError_t LaunchSplits(const AttentionParams& p, const KvCacheView& cache,
       WgmmaAttentionSupports(cache)) {
     return LaunchAttentionWgmma(p, cache, blocks, encode_maps, stream);
   }
-  return WithShapes(cache.dtype, p.head_dim,
+  return WithShapes(cache.dtype, p.out_dtype, p.head_dim,
                     [&](auto shapes) { return decltype(shapes)::Launch(p, form, stream); });
 }
 
@@ -168,19 +198,20 @@ cudaError_t LaunchMerge(const AttentionParams& p, const AttentionForm& form,
 }  // namespace
 
 bool AttentionSupports(DType kv_dtype, int head_dim) {
-  if (head_dim <= 0 || kv_dtype == DType::kE4M3) return false;
+  if (head_dim <= 0) return false;
   if (kv_dtype == DType::kF32) return head_dim % 2 == 0 && head_dim <= kMaxHeadDim;
-  return head_dim % 8 == 0 && head_dim <= 128;
+  return head_dim % (kv_dtype == DType::kE4M3 ? 16 : 8) == 0 && head_dim <= 128;
 }
 
-cudaError_t LoadAttention(DType kv_dtype, int head_dim) {
+cudaError_t LoadAttention(DType kv_dtype, DType out_dtype, int head_dim) {
   constexpr int kFew = kMaxHeadDim / 2 / kWarpSize;
   constexpr int kMany = kMaxHeadDim / kWarpSize;
   const cudaError_t error = LoadKernels(MergeByBlocksKernel<kFew>, MergeByWarpsKernel<kFew>,
                                         MergeByBlocksKernel<kMany>, MergeByWarpsKernel<kMany>);
   if (error != cudaSuccess) return error;
   if (kv_dtype == DType::kF32) return LoadKernels(AttentionF32Kernel);
-  return WithShapes(kv_dtype, head_dim, [](auto shapes) { return decltype(shapes)::Load(); });
+  return WithShapes(kv_dtype, out_dtype, head_dim,
+                    [](auto shapes) { return decltype(shapes)::Load(); });
 }
 
 cudaError_t LaunchAttention(const AttentionArgs& args, DType out_dtype,

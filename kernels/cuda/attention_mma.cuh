@@ -1,4 +1,4 @@
-// Attention over bf16 and f16 caches with matrix instructions, for prefill chunks and decodes
+// Attention over bf16, f16 and e4m3 caches with matrix instructions, for prefill chunks and decodes
 // alike.
 //
 // The query tokens of a sequence and the heads of one KV head's group are the rows of one matrix,
@@ -29,11 +29,11 @@
 
 namespace lockstep::cuda {
 
-// Of a cache of T, how a block is cut: each of kRowWarps has kMmas times 16 rows; column warps
+// How a block that multiplies T is cut: each of kRowWarps has kMmas times 16 rows; column warps
 // share the same rows, but each has its own columns of the result. kBlocks to a multiprocessor at
-// least: what bounds the registers.
-template <typename T, int kDim, int kMmas, int kRowWarps, int kColumnWarps, int kStages,
-          int kBlocks>
+// least: what bounds the registers. KvTiles: where keys and values come from, as T.
+template <typename T, int kDim, int kMmas, int kRowWarps, int kColumnWarps, int kBlocks,
+          typename KvTiles>
 struct MmaShape {
   using Element = T;
   static constexpr int kHeadDim = kDim;
@@ -42,17 +42,17 @@ struct MmaShape {
   static constexpr int kThreads = kRowWarps * kColumnWarps * kWarpSize;
   static constexpr int kRows = kRowWarps * kMmas * kMmaRows;
   static constexpr int kColumns = kDim / kColumnWarps;
-  static constexpr int kTilesAhead = kStages - 1;
   static constexpr int kBlocksToMultiprocessor = kBlocks;
-  using Tiles = KvTiles<kDim, kRowWarps * kColumnWarps, kStages>;
+  using Tiles = KvTiles;
   using Rows = WarpRows<T, kDim, kColumns, kMmas>;
   // Queries that warps keep in registers lie where a tile comes later.
   static constexpr bool kKeepsQueries = WarpQueries<kDim, kMmas>::kKept;
-  static constexpr int kQueries = kKeepsQueries ? Tiles::kLastStage : Tiles::kSharedBytes;
+  static constexpr int kQueries = kKeepsQueries ? Tiles::kIdleAtFirst : Tiles::kSharedBytes;
   static constexpr int kSharedBytes = std::max(Tiles::kSharedBytes, kQueries + kRows * kDim * 2);
   static_assert(kSharedBytes <= 99 << 10);  // all that a block may have on compute capability 8.9
   // Of splits of one tile, to which nothing comes later.
-  static constexpr int kOneTileSharedBytes = kQueries + kRows * kDim * 2;
+  static constexpr int kOneTileSharedBytes =
+      std::max(Tiles::kOneTileBytes, kQueries + kRows * kDim * 2);
 };
 
 template <typename Shape>
@@ -81,10 +81,10 @@ __device__ void WalkSplit(const AttentionParams& p, const RowTile& tile) {
   const int end = tile.end();
   typename Shape::Tiles tiles(p, tile.item.table, kv_head, first, end);
   // Earlier steps have written what the cache holds of tokens before those of this batch.
-  const bool are_old = first + Shape::kTilesAhead * kTile <= tile.item.first_position;
+  const bool are_old = first + Shape::Tiles::kTilesAhead * kTile <= tile.item.first_position;
   if (!are_old) WaitForEarlierKernels();
 #pragma unroll
-  for (int i = 0; i < Shape::kTilesAhead; ++i) tiles.IssueNext();
+  for (int i = 0; i < Shape::Tiles::kTilesAhead; ++i) tiles.IssueNext();
   WaitForEarlierKernels();
   uint4* queries = DynamicShared<uint4>() + Shape::kQueries / sizeof(uint4);
   StageQueries<typename Shape::Element, SharedTile<Shape::kHeadDim>, Shape::kHeadDim, Shape::kRows,

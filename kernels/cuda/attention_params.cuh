@@ -29,7 +29,8 @@ struct AttentionParams {
   int head_dim;
   int block_size;
   Divisor by_block_size;
-  float scale_log2;  // of scores, such that weights are powers of two
+  float scale_log2;   // of scores, such that weights are powers of two
+  float value_scale;  // of results
   // Of tiles with several splits: for each split [num_kv_heads, rows of the tile] of unnormalised
   // values, [head_dim], and of {max (log2), sum}.
   int partial_rows;  // of a tile, at most
@@ -70,15 +71,17 @@ class RowResult {
  public:
   // A row of out, token * num_heads + head.
   __device__ static RowResult Whole(const AttentionParams& p, int row) {
-    return RowResult(p, p.out_dtype, row, p.out, nullptr);
+    return RowResult(p, p.out_dtype, p.value_scale, row, p.out, nullptr);
   }
   // A PartialRow.
   __device__ static RowResult Partial(const AttentionParams& p, int row) {
-    return RowResult(p, DType::kF32, row, p.partial_values, p.partial_stats + row);
+    return RowResult(p, DType::kF32, 1.0f, row, p.partial_values, p.partial_stats + row);
   }
 
   // What the values are to be multiplied by before they are written.
-  __device__ float Scale(float sum) const { return stats_ == nullptr ? 1.0f / sum : 1.0f; }
+  __device__ float Scale(float sum) const {
+    return stats_ == nullptr ? scale_ * (1.0f / sum) : 1.0f;
+  }
   __device__ void WriteStats(float max_log2, float sum) const {
     if (stats_ != nullptr) *stats_ = make_float2(max_log2, sum);
   }
@@ -104,12 +107,19 @@ class RowResult {
   }
 
  private:
-  __device__ RowResult(const AttentionParams& p, DType dtype, int row, void* values, float2* stats)
-      : row_(row), head_dim_(p.head_dim), dtype_(dtype), values_(values), stats_(stats) {}
+  __device__ RowResult(const AttentionParams& p, DType dtype, float scale, int row, void* values,
+                       float2* stats)
+      : row_(row),
+        head_dim_(p.head_dim),
+        dtype_(dtype),
+        scale_(scale),
+        values_(values),
+        stats_(stats) {}
 
   int64_t row_;
   int head_dim_;
   DType dtype_;
+  float scale_;
   void* values_;
   float2* stats_;
 };

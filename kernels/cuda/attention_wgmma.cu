@@ -69,7 +69,8 @@ TensorMapEncoder FindTensorMapEncoder(const cudaDeviceProp& device) {
 
 bool WgmmaAttentionSupports(const KvCacheView& cache) {
   const int block = cache.block_size;
-  return cache.dtype != DType::kF32 && (cache.head_dim == 64 || cache.head_dim == 128) &&
+  const bool is_multiplied = cache.dtype == DType::kBF16 || cache.dtype == DType::kF16;
+  return is_multiplied && (cache.head_dim == 64 || cache.head_dim == 128) &&
          (block == 8 || block == 16 || block == 32 || block == 64) &&
          cache.num_blocks * cache.num_kv_heads <= INT32_MAX;
 }

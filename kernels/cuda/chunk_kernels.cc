@@ -243,6 +243,8 @@ absl::StatusOr<ChunkKernels> ChunkKernels::Choose(DType kv_dtype, const cudaDevi
           absl::StrCat(chosen.message(), "; --deterministic does without it"));
     }
   }
+  const bool has_chosen_it = kernels.of_64_.encode != nullptr || kernels.of_128_.encode != nullptr;
+  if (has_chosen_it) kernels.description_ += ", over fp8 caches by mma.sync";
   return kernels;
 }
 

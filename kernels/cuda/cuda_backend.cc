@@ -306,7 +306,8 @@ absl::Status CudaBackend::CheckKvCache(const KvCacheView& cache) const {
   if (AttentionSupports(cache.dtype, cache.head_dim)) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       "a KV cache in ", std::string(DTypeName(cache.dtype)), " of heads of ", cache.head_dim,
-      ": on GPUs heads are multiples of 8 up to 128 in bf16 and f16, even up to 256 in f32"));
+      ": on GPUs heads are multiples of 8 up to 128 in bf16 and f16, of 16 in fp8, even up to 256 "
+      "in f32"));
 }
 
 AttentionMachine CudaBackend::MachineFor(const KvCacheView& cache) const {
@@ -319,7 +320,8 @@ AttentionMachine CudaBackend::MachineFor(const KvCacheView& cache) const {
 AttentionLayout CudaBackend::LayOutAttention(const AttentionBatch& batch, int num_heads,
                                              const KvCacheView& cache) {
   if (!std::exchange(has_loaded_attention_, true)) {
-    CudaCheck(LoadAttention(cache.dtype, cache.head_dim), "loading attention's kernels");
+    CudaCheck(LoadAttention(cache.dtype, options_.compute, cache.head_dim),
+              "loading attention's kernels");
   }
   const AttentionForm& form = attention_work_.LayOut(
       batch, {num_heads, cache.num_kv_heads, cache.head_dim}, cache.dtype, MachineFor(cache));

@@ -3,10 +3,10 @@
 // and the limit is the bandwidth (or, for the few rows of a decode, the latency of a launch).
 //
 // Bytes to an element, f32 activations and 16-bit products' inputs: Embed 2 + 4; AddRmsNorm 8 read
-// (residual, delta), 6 written; SiluMul 8 read, 2 written; RopeAndWriteKv 8 (q) and 4 + 2 (k, v);
-// GatherRows twice its own; Add 12; Convert, of weights as they are loaded, what it reads and
-// writes. Of products that are rounded 2 instead of 4. AddRmsNorm and SiluMul for products in e4m3,
-// which write 1 instead of 2, are in fused_fp8.cu.
+// (residual, delta), 6 written; SiluMul 8 read, 2 written; RopeAndWriteKv 8 (q) and 4 + 2 (k, v;
+// over e4m3 caches 4 + 1); GatherRows twice its own; Add 12; Convert, of weights as they are
+// loaded, what it reads and writes. Of products that are rounded 2 instead of 4. AddRmsNorm and
+// SiluMul for products in e4m3, which write 1 instead of 2, are in fused_fp8.cu.
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/rms_norm.cuh"
 #include "kernels/cuda/rope.cuh"
@@ -140,7 +140,7 @@ cudaError_t LaunchRopeAndWriteKv(const RopeArgs& args, const KernelStream& strea
   };
   return WithVectors(vectorises, [&](auto n) {
     return WithProductType(args.qkv_dtype, [&](auto product) {
-      return WithType(cache.dtype, [&](auto element) {
+      return WithCacheType(cache.dtype, [&](auto element) {
         using G = decltype(product);
         using T = decltype(element);
         const int32_t* const positions = args.batch->positions;

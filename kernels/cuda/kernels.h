@@ -98,8 +98,8 @@ using TensorMapEncoder = decltype(&cuTensorMapEncodeTiled);
 // Null where the device is not of compute capability 9.0 or the driver is too old.
 TensorMapEncoder FindTensorMapEncoder(const cudaDeviceProp& device);
 
-// Can these be served? bf16 and f16 caches take head sizes that are multiples of 8 up to 128, f32
-// caches any even one up to 256.
+// Can these be served? bf16 and f16 caches take head sizes that are multiples of 8 up to 128, e4m3
+// caches multiples of 16, f32 caches any even one up to 256.
 bool AttentionSupports(DType kv_dtype, int head_dim);
 // Bf16 and f16 caches with heads of 64 or 128 and blocks of 8, 16, 32 or 64 tokens.
 bool WgmmaAttentionSupports(const KvCacheView& cache);
@@ -115,10 +115,11 @@ struct AttentionWorkspace {
 };
 // Loads the kernels that LaunchAttention may choose for such caches, which CUDA else does when each
 // is first used: when a step is recorded, or serves.
-cudaError_t LoadAttention(DType kv_dtype, int head_dim);
+cudaError_t LoadAttention(DType kv_dtype, DType out_dtype, int head_dim);
 // What AttentionWork has laid out for args.batch, with the same workspace. Sequences whose
 // context_lens is 0 are skipped and their rows of out left alone. qkv, out and the cache are
-// aligned to 16 bytes. encode_maps not null: chunks are worked on by wgmma, where
+// aligned to 16 bytes. What is read of an e4m3 cache is multiplied as f16 where out_dtype is that,
+// else as bf16. encode_maps not null: chunks are worked on by wgmma, where
 // WgmmaAttentionSupports the cache; results differ from the other kernel's in rounding.
 cudaError_t LaunchAttention(const AttentionArgs& args, DType out_dtype,
                             const AttentionWorkspace& workspace, TensorMapEncoder encode_maps,

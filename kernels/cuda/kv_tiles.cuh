@@ -26,9 +26,11 @@ struct SharedTile {
 template <int kDim, int kWarps, int kStages>
 class KvTiles {
  public:
-  static constexpr int kSharedBytes = kStages * 2 * SharedTile<kDim>::kBytes;
-  // Nothing is copied there before all threads have come to their first Take.
-  static constexpr int kLastStage = kSharedBytes - 2 * SharedTile<kDim>::kBytes;
+  static constexpr int kTilesAhead = kStages - 1;
+  static constexpr int kOneTileBytes = 2 * SharedTile<kDim>::kBytes;  // of splits of one tile
+  static constexpr int kSharedBytes = kStages * kOneTileBytes;
+  // Where nothing is copied before all threads have come to their first Take: the last stage.
+  static constexpr int kIdleAtFirst = kSharedBytes - kOneTileBytes;
 
   // Positions begin.. below `end` exist; the others become zeros, and no memory is read for them.
   __device__ KvTiles(const AttentionParams& p, int table, int kv_head, int begin, int end)

@@ -1,4 +1,4 @@
-// The queries of a block's rows in shared memory, rounded to the cache's type.
+// The queries of a block's rows in shared memory, rounded to what is multiplied.
 #pragma once
 
 #include "kernels/cuda/row_tiles.cuh"

@@ -20,6 +20,17 @@ __device__ inline T* CachedRow(void* side, const KvCacheView& cache, int64_t slo
          ((block * cache.num_kv_heads + head) * cache.block_size + offset) * cache.head_dim;
 }
 
+// Elements of such a row; scale: KvCacheView's, of e4m3 caches alone.
+template <int n, typename T>
+__device__ inline void StoreCached(T* to, Floats<n> x, float scale) {
+  if constexpr (std::is_same_v<T, E4M3>) {
+    const float inverse = 1.0f / scale;
+#pragma unroll
+    for (int e = 0; e < n; ++e) x.of[e] *= inverse;
+  }
+  Store(to, x);
+}
+
 template <int n>
 __device__ inline void Rotate(Floats<n>& first, Floats<n>& second, const Floats<n>& cos,
                               const Floats<n>& sin) {
@@ -71,8 +82,9 @@ __global__ void __launch_bounds__(kRopeThreads)
   }
   T* row = is_rotated ? CachedRow<T>(cache.k, cache, slot, head - num_heads)
                       : CachedRow<T>(cache.v, cache, slot, head - num_rotated);
-  Store(row + i, first);
-  Store(row + half + i, second);
+  const float scale = is_rotated ? cache.k_scale : cache.v_scale;
+  StoreCached(row + i, first, scale);
+  StoreCached(row + half + i, second, scale);
 }
 
 // Elements i.. of a head, with its bias.
@@ -128,24 +140,26 @@ __global__ void __launch_bounds__(kRopeThreads)
   const float* const bias =
       adjust.bias == nullptr ? nullptr : adjust.bias + int64_t{head} * cache.head_dim;
   const float* const norm = is_query ? adjust.q_norm : is_rotated ? adjust.k_norm : nullptr;
-  const float scale = norm == nullptr ? 1.0f : HeadScale<n>(x, bias, cache.head_dim, adjust.eps);
+  const float norm_scale =
+      norm == nullptr ? 1.0f : HeadScale<n>(x, bias, cache.head_dim, adjust.eps);
   T* const row = is_query     ? nullptr
                  : is_rotated ? CachedRow<T>(cache.k, cache, slot, head - num_heads)
                               : CachedRow<T>(cache.v, cache, slot, head - num_rotated);
+  const float cache_scale = is_rotated ? cache.k_scale : cache.v_scale;
   for (int i = static_cast<int>(threadIdx.x) % kWarpSize * n; i < half; i += kWarpSize * n) {
     Floats<n> first = LoadBiased<n>(x, bias, i);
     Floats<n> second = LoadBiased<n>(x, bias, half + i);
     if (norm != nullptr) {
-      Scale(first, scale, Load<n>(norm + i));
-      Scale(second, scale, Load<n>(norm + half + i));
+      Scale(first, norm_scale, Load<n>(norm + i));
+      Scale(second, norm_scale, Load<n>(norm + half + i));
     }
     if (is_rotated) Rotate(first, second, Load<n>(cos + angle + i), Load<n>(sin + angle + i));
     if (is_query) {
       Store(x + i, first);
       Store(x + half + i, second);
     } else {
-      Store(row + i, first);
-      Store(row + half + i, second);
+      StoreCached(row + i, first, cache_scale);
+      StoreCached(row + half + i, second, cache_scale);
     }
   }
 }

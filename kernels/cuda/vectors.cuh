@@ -69,6 +69,17 @@ __device__ inline void Store(T* to, const Floats<n>& x) {
     *to = Narrow<T>(x.of[0]);
   }
 }
+// Rounded, beyond 448 to 448; NaN stays that.
+template <int n>
+__device__ inline void Store(E4M3* to, const Floats<n>& x) {
+  if constexpr (n == kVectorElements) {
+    const uint32_t low = PackE4m3(x.of[0], x.of[1]);
+    const uint32_t high = PackE4m3(x.of[2], x.of[3]);
+    *reinterpret_cast<uint32_t*>(to) = low | high << 16;
+  } else {
+    *to = E4M3{static_cast<uint8_t>(PackE4m3(x.of[0], 0.0f))};
+  }
+}
 // To shared memory, or to a variable.
 template <int n>
 __device__ inline void StoreNear(float* to, const Floats<n>& x) {
@@ -120,17 +131,23 @@ cudaError_t WithType(DType dtype, const Body& body) {
     case DType::kF16:
       return body(F16());
     case DType::kE4M3:
-      return cudaErrorInvalidValue;
+      return cudaErrorInvalidValue;  // WithCacheType
     case DType::kBF16:
       break;
   }
   return body(BF16());
 }
 
+// The same of what a KV cache holds: E4M3, too.
+template <typename Body>
+cudaError_t WithCacheType(DType dtype, const Body& body) {
+  return dtype == DType::kE4M3 ? body(E4M3()) : WithType(dtype, body);
+}
+
 // The same of what products leave: kF32 or kBF16.
 template <typename Body>
 cudaError_t WithProductType(DType dtype, const Body& body) {
-  if (dtype == DType::kF16) return cudaErrorInvalidValue;
+  if (dtype == DType::kF16 || dtype == DType::kE4M3) return cudaErrorInvalidValue;
   return dtype == DType::kF32 ? body(float()) : body(BF16());
 }
 

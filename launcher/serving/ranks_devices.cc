@@ -94,9 +94,6 @@ absl::Status CheckFormats(const ModelFlags& model, const RankFlags& rank,
         absl::StrCat("--quantize fp8 is for GPUs of compute capability 8.9 or later; ",
                      devices.name, " cannot multiply e4m3"));
   }
-  if (devices.may_be_gpus() && rank.kv_cache_dtype != "auto") {
-    return absl::InvalidArgumentError("--kv-cache-dtype fp8 is for CPUs (--device cpu)");
-  }
   if (!devices.may_be_gpus() && rank.dtype == "f16") return NotOnCpus(devices, kNoF16OnCpus);
   return absl::OkStatus();
 }

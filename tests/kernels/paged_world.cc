@@ -32,7 +32,7 @@ PagedWorld::PagedWorld(const PagedShape& shape, const std::vector<SequenceChunk>
   }
   const size_t elements =
       size_t(num_blocks) * shape.num_kv_heads * shape.block_size * shape.head_dim;
-  k_.assign(elements * DTypeBytes(shape.dtype), 0xff);  // all ones is a NaN in either type
+  k_.assign(elements * DTypeBytes(shape.dtype), 0xff);  // all ones is a NaN in any type
   v_ = k_;
   cache_ = {k_.data(),        v_.data(),      shape.dtype,   num_blocks,   shape.num_kv_heads,
             shape.block_size, shape.head_dim, shape.k_scale, shape.v_scale};

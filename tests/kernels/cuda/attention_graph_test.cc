@@ -121,7 +121,7 @@ TEST(CudaAttentionGraphByWgmma, ReplaysMixedBatchesOfFewerSequences) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Cache, CudaAttentionGraph,
-                         ::testing::Values(DType::kF32, DType::kBF16, DType::kF16),
+                         ::testing::Values(DType::kF32, DType::kBF16, DType::kF16, DType::kE4M3),
                          [](const auto& info) { return std::string(DTypeName(info.param)); });
 
 }  // namespace

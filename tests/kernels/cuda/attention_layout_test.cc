@@ -185,6 +185,18 @@ TEST(AttentionLayout, OneLongContextAmongChunksIsShared) {
   EXPECT_GE(NumItems(work), 31u + 16u);
 }
 
+// Whose numbers are multiplied as bf16.
+TEST(AttentionLayout, E4m3CachesAreCutAsBf16Are) {
+  for (const Batch& batch : {Decodes(3, 1000), OneLong(30, 3, 900, 40000), Batch({{512, 512}})}) {
+    for (const AttentionMachine& machine : {kMachine, kFixed}) {
+      const AttentionWork bf16 = Cut(batch, machine);
+      const AttentionWork e4m3 = Cut(batch, machine, kHeads, DType::kE4M3);
+      EXPECT_EQ(e4m3.form().Packed(), bf16.form().Packed());
+      EXPECT_EQ(e4m3.split_tokens(), bf16.split_tokens());
+    }
+  }
+}
+
 TEST(AttentionSupports, HeadSizesOfTheKernels) {
   for (const DType dtype : {DType::kBF16, DType::kF16}) {
     EXPECT_TRUE(AttentionSupports(dtype, 8));
@@ -192,6 +204,10 @@ TEST(AttentionSupports, HeadSizesOfTheKernels) {
     EXPECT_FALSE(AttentionSupports(dtype, 12));
     EXPECT_FALSE(AttentionSupports(dtype, 136));
   }
+  EXPECT_TRUE(AttentionSupports(DType::kE4M3, 16));
+  EXPECT_TRUE(AttentionSupports(DType::kE4M3, 128));
+  EXPECT_FALSE(AttentionSupports(DType::kE4M3, 24));
+  EXPECT_FALSE(AttentionSupports(DType::kE4M3, 144));
   EXPECT_TRUE(AttentionSupports(DType::kF32, 2));
   EXPECT_TRUE(AttentionSupports(DType::kF32, 256));
   EXPECT_FALSE(AttentionSupports(DType::kF32, 7));

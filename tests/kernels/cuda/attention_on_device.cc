@@ -11,9 +11,6 @@ cuda::TensorMapEncoder AttentionOnDevice::Encoder() {
   return cuda::FindTensorMapEncoder(device);
 }
 
-AttentionOnDevice::AttentionOnDevice(const PagedWorld& world)
-    : world_(world), keys_(world.RowMajorKeys()), values_(world.values()) {}
-
 std::vector<float> AttentionOnDevice::Attend(const FlatBatch& batch, const std::vector<float>& qkv,
                                              const Options& options) const {
   const PagedShape& shape = world_.shape();

@@ -12,7 +12,12 @@ namespace lockstep::testing {
 // A world's cache, and any batch over it, on the device.
 class AttentionOnDevice {
  public:
-  explicit AttentionOnDevice(const PagedWorld& world);
+  explicit AttentionOnDevice(const PagedWorld& world)
+      : AttentionOnDevice(world, world.RowMajorKeys(), world.values()) {}
+  // With another cache of that size in its place.
+  AttentionOnDevice(const PagedWorld& world, const std::vector<uint8_t>& keys,
+                    const std::vector<uint8_t>& values)
+      : world_(world), keys_(keys), values_(values) {}
 
   struct Options {
     int64_t split_tokens = 64;  // 0: as is best for a device of so many multiprocessors

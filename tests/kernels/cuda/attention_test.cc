@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/host_rows.h"
 #include "tests/kernels/cuda/attention_on_device.h"
 #ifdef LOCKSTEP_CUDA_EMULATION
 #include "kernels/cpu_backend_options.h"
@@ -21,12 +22,13 @@ using Options = AttentionOnDevice::Options;
 const std::vector<SequenceChunk> kMixed = {{5, 1}, {0, 9}, {120, 21}, {127, 1}, {128, 1}, {0, 1}};
 const std::vector<SequenceChunk> kShort = {{0, 5}, {30, 1}, {126, 5}};
 
-// A world ready for attention; its queries are numbers of the cache's type, as the matrix
-// instructions take them, so that the reference computes the same but for its exact weights.
+// A world ready for attention; its queries are numbers of the type that the matrix instructions
+// take over such a cache, so that the reference computes the same but for its exact weights. (Of
+// e4m3 caches, which are multiplied as bf16 or f16, it is bf16, all whose numbers here f16 has.)
 PagedWorld Ready(const PagedShape& shape, const std::vector<SequenceChunk>& chunks) {
   PagedWorld world(shape, chunks, 42);
   world.WriteBatch();
-  world.qkv() = RoundedTo(shape.dtype, world.qkv());
+  world.qkv() = RoundedTo(shape.dtype == DType::kE4M3 ? DType::kBF16 : shape.dtype, world.qkv());
   return world;
 }
 
@@ -37,20 +39,27 @@ std::string Name(const PagedShape& shape, int64_t split_tokens) {
          " splits of " + std::to_string(split_tokens);
 }
 
-// The reference, over bf16 caches over the same numbers in f32: there it rounds no weights, either.
+// The cache's elements, as they lie.
+std::vector<float> Numbers(const std::vector<uint8_t>& bytes, DType dtype) {
+  std::vector<float> numbers(bytes.size() / DTypeBytes(dtype));
+  WidenRow(bytes.data(), dtype, std::ssize(numbers), numbers.data());
+  return numbers;
+}
+
+// The reference, over bf16 and e4m3 caches over the same numbers in f32: there it rounds no
+// weights, either.
 std::vector<float> Exact(const PagedWorld& world) {
   const auto reference = MakeReferenceBackend();
-  if (world.shape().dtype != DType::kBF16) return world.Attend(*reference);
-  const std::vector<uint8_t> key_bytes = world.RowMajorKeys();
-  const auto* const keys = reinterpret_cast<const BF16*>(key_bytes.data());
-  const auto* const values = reinterpret_cast<const BF16*>(world.values().data());
+  const DType dtype = world.shape().dtype;
+  if (dtype == DType::kF32 || dtype == DType::kF16) return world.Attend(*reference);
+  const std::vector<float> keys = Numbers(world.RowMajorKeys(), dtype);
+  std::vector<float> v = Numbers(world.values(), dtype);
   const int64_t row = world.shape().head_dim;
   const int64_t rows = world.shape().block_size;
-  std::vector<float> k(key_bytes.size() / 2), v(k.size());
-  for (int64_t i = 0; i < static_cast<int64_t>(k.size()); ++i) {
+  std::vector<float> k(keys.size());
+  for (int64_t i = 0; i < std::ssize(k); ++i) {
     const int64_t block = i / (rows * row) * (rows * row);
-    k[block + i % row * rows + (i - block) / row] = ToFloat(keys[i]);
-    v[i] = ToFloat(values[i]);
+    k[block + i % row * rows + (i - block) / row] = keys[i];
   }
   KvCacheView cache = world.cache();
   cache.k = k.data();
@@ -72,8 +81,20 @@ double Tolerance(DType dtype) {
 // Which kernel works on chunks.
 struct Kernel {
   DType dtype;
-  bool wgmma;
+  bool wgmma = false;
+  DType out_dtype = DType::kF32;  // kF16: e4m3 is multiplied as that, else as bf16
+
+  // Results are rounded to f16 once more.
+  double tolerance() const {
+    return out_dtype == DType::kF16 ? Tolerance(DType::kF16) + 0x1p-11 : Tolerance(dtype);
+  }
+  std::string name() const {
+    return std::string(DTypeName(dtype)) + (wgmma ? "_wgmma" : "") +
+           (out_dtype == DType::kF16 ? "_as_f16" : "");
+  }
 };
+constexpr Kernel kE4m3 = {DType::kE4M3};
+constexpr Kernel kE4m3AsF16 = {DType::kE4M3, false, DType::kF16};
 
 class CudaAttention : public ::testing::TestWithParam<Kernel> {
  protected:
@@ -88,18 +109,20 @@ class CudaAttention : public ::testing::TestWithParam<Kernel> {
       head_dim = head_dim <= 64 ? 64 : 128;
       block_size = std::clamp<int>(std::bit_floor(static_cast<unsigned>(block_size)), 8, 64);
     }
+    if (GetParam().dtype == DType::kE4M3) head_dim = (head_dim + 15) / 16 * 16;
     return {num_heads, num_kv_heads, head_dim, block_size, GetParam().dtype};
   }
   static Options In(int64_t split_tokens) {
-    return {.split_tokens = split_tokens, .wgmma = GetParam().wgmma};
+    return {
+        .split_tokens = split_tokens, .out_dtype = GetParam().out_dtype, .wgmma = GetParam().wgmma};
   }
 
   // Of other tiles: the same bits, but where decodes are mma.sync's in one and wgmma's in the
   // other, whose sums nothing says are rounded alike.
   static ::testing::AssertionResult SameInTiles(const std::vector<float>& got,
                                                 const std::vector<float>& want, int64_t head_dim) {
-    const auto [dtype, wgmma] = GetParam();
-    return wgmma ? RowsNear(got, want, head_dim, Tolerance(dtype)) : SameBits(got, want);
+    const Kernel& kernel = GetParam();
+    return kernel.wgmma ? RowsNear(got, want, head_dim, kernel.tolerance()) : SameBits(got, want);
   }
 
   void ExpectTwin(const PagedShape& shape, const std::vector<SequenceChunk>& chunks,
@@ -109,7 +132,7 @@ class CudaAttention : public ::testing::TestWithParam<Kernel> {
     const std::vector<float> want = Exact(world);
     for (const int64_t split_tokens : splits) {
       const std::vector<float> got = device.Attend(In(split_tokens));
-      ASSERT_TRUE(RowsNear(got, want, shape.head_dim, Tolerance(shape.dtype)))
+      ASSERT_TRUE(RowsNear(got, want, shape.head_dim, GetParam().tolerance()))
           << Name(shape, split_tokens);
     }
   }
@@ -141,6 +164,14 @@ TEST_P(CudaAttention, IsNearItsTwinForEveryHeadSize) {
     if (GetParam().wgmma && head_dim % 64 != 0) continue;
     ExpectTwin(Shape(4, 2, head_dim, 4), kShort);
   }
+}
+
+TEST_P(CudaAttention, IsNearItsTwinByScales) {
+  if (GetParam().dtype != DType::kE4M3) GTEST_SKIP() << "of e4m3 caches alone";
+  PagedShape shape = Shape(4, 2, 16, 4);
+  shape.k_scale = 0.0371f;
+  shape.v_scale = 3.0f;
+  ExpectTwin(shape, kMixed);
 }
 
 TEST_P(CudaAttention, IsNearItsTwinForEveryBlockSize) {
@@ -188,8 +219,11 @@ TEST_P(CudaAttention, NarrowOutputIsTheRoundedOne) {
     const PagedWorld world = Ready(Shape(4, 2, 40, 4), kMixed);
     const AttentionOnDevice device(world);
     Options options = In(split_tokens);
+    options.out_dtype = DType::kF32;
     const std::vector<float> exact = device.Attend(options);
     for (const DType dtype : {DType::kBF16, DType::kF16}) {
+      const bool is_multiplied_so = GetParam().dtype == DType::kE4M3 && dtype == DType::kF16;
+      if (is_multiplied_so) continue;  // exact is of bf16
       options.out_dtype = dtype;
       EXPECT_TRUE(SameBits(device.Attend(options), RoundedTo(dtype, exact))) << DTypeName(dtype);
     }
@@ -232,8 +266,8 @@ TEST_P(CudaAttention, IsNearItsTwinInTheSplitsOfItsDevice) {
     for (const int num_multiprocessors : {1, 4, 132}) {
       Options options = In(0);
       options.num_multiprocessors = num_multiprocessors;
-      ASSERT_TRUE(RowsNear(device.Attend(options), want, world.shape().head_dim,
-                           Tolerance(GetParam().dtype)))
+      ASSERT_TRUE(
+          RowsNear(device.Attend(options), want, world.shape().head_dim, GetParam().tolerance()))
           << chunks.size() << " sequences on " << num_multiprocessors;
     }
   }
@@ -299,7 +333,7 @@ TEST_P(CudaAttention, SequencesWithoutContextAreLeftAlone) {
 TEST_P(CudaAttention, SequencesWithoutTokensAreSkipped) {
   const PagedWorld world = Ready(Shape(4, 2, 16, 4), {{5, 0}, {0, 9}, {7, 0}, {70, 3}, {9, 0}});
   const std::vector<float> got = AttentionOnDevice(world).Attend(In(64));
-  EXPECT_TRUE(RowsNear(got, Exact(world), world.shape().head_dim, Tolerance(GetParam().dtype)));
+  EXPECT_TRUE(RowsNear(got, Exact(world), world.shape().head_dim, GetParam().tolerance()));
 }
 
 TEST_P(CudaAttention, LargeScoresDoNotOverflow) {
@@ -322,7 +356,7 @@ TEST_P(CudaSplits, WhoWalksASplitMakesNoDifference) {
     Options options = In(64);
     options.cut = AttentionCut::kOnce;
     const std::vector<float> want = device.Attend(options);
-    ASSERT_TRUE(RowsNear(want, Exact(world), world.shape().head_dim, Tolerance(GetParam().dtype)));
+    ASSERT_TRUE(RowsNear(want, Exact(world), world.shape().head_dim, GetParam().tolerance()));
     for (const AttentionCut cut : {AttentionCut::kBest, AttentionCut::kSplits}) {
       for (const int num_multiprocessors : {1, 3, 132}) {
         options.fixed_splits = true;
@@ -335,17 +369,14 @@ TEST_P(CudaSplits, WhoWalksASplitMakesNoDifference) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Cache, CudaAttention,
-                         ::testing::Values(Kernel{DType::kF32, false}, Kernel{DType::kBF16, false},
-                                           Kernel{DType::kBF16, true}, Kernel{DType::kF16, false},
-                                           Kernel{DType::kF16, true}),
-                         [](const auto& info) {
-                           return std::string(DTypeName(info.param.dtype)) +
-                                  (info.param.wgmma ? "_wgmma" : "");
-                         });
+                         ::testing::Values(Kernel{DType::kF32}, Kernel{DType::kBF16},
+                                           Kernel{DType::kBF16, true}, Kernel{DType::kF16},
+                                           Kernel{DType::kF16, true}, kE4m3, kE4m3AsF16),
+                         [](const auto& info) { return info.param.name(); });
 INSTANTIATE_TEST_SUITE_P(Cache, CudaSplits,
-                         ::testing::Values(Kernel{DType::kF32, false}, Kernel{DType::kBF16, false},
-                                           Kernel{DType::kF16, false}),
-                         [](const auto& info) { return std::string(DTypeName(info.param.dtype)); });
+                         ::testing::Values(Kernel{DType::kF32}, Kernel{DType::kBF16},
+                                           Kernel{DType::kF16}, kE4m3, kE4m3AsF16),
+                         [](const auto& info) { return info.param.name(); });
 
 }  // namespace
 }  // namespace lockstep::testing

@@ -96,7 +96,7 @@ inline uint8_t ToE4m3(float x) {
   return static_cast<uint8_t>(nearest | (std::signbit(x) ? 0x80 : 0));
 }
 
-// T: BF16 or F16.
+// T: BF16, F16 or E4M3.
 template <typename T>
 std::vector<float> ToFloats(const std::vector<T>& values) {
   std::vector<float> wide;
@@ -109,6 +109,8 @@ std::vector<T> Narrowed(const std::vector<float>& values) {
   for (const float x : values) {
     if constexpr (std::is_same_v<T, F16>) {
       narrow.push_back(ToF16(x));
+    } else if constexpr (std::is_same_v<T, E4M3>) {
+      narrow.push_back(ToE4M3(x));
     } else {
       narrow.push_back(ToBF16(x));
     }
@@ -117,6 +119,7 @@ std::vector<T> Narrowed(const std::vector<float>& values) {
 }
 inline std::vector<float> RoundedTo(DType dtype, const std::vector<float>& values) {
   if (dtype == DType::kF32) return values;
+  if (dtype == DType::kE4M3) return ToFloats(Narrowed<E4M3>(values));
   return dtype == DType::kF16 ? ToFloats(Narrowed<F16>(values)) : ToFloats(Narrowed<BF16>(values));
 }
 
@@ -129,6 +132,7 @@ std::vector<float> Filled(DType dtype, int64_t size, int shift, const Fill& fill
   };
   if (dtype == DType::kF32) return read(DeviceArray<float>(size, shift));
   if (dtype == DType::kF16) return ToFloats(read(DeviceArray<F16>(size, shift)));
+  if (dtype == DType::kE4M3) return ToFloats(read(DeviceArray<E4M3>(size, shift)));
   return ToFloats(read(DeviceArray<BF16>(size, shift)));
 }
 

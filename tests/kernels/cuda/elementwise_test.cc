@@ -14,8 +14,8 @@ namespace {
 const std::vector<int64_t> kSizes = {1, 3, 4, 7, 8, 31, 32, 33, 100, 128, 1000, 1024, 2049};
 constexpr cudaStream_t kStream = nullptr;
 const std::vector<int> kShifts = {0, 1};  // elements, from where vectors may be read
-
 constexpr DType kAllTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
+constexpr DType kCacheTypes[] = {DType::kF32, DType::kBF16, DType::kF16, DType::kE4M3};
 
 // Is a kernel's output, which a launch(out) writes, near what is wanted, whose errors of
 // `relative` and `absolute` may become one of the output's rounding?
@@ -270,13 +270,22 @@ void ExpectRopeOfTwin(const PagedShape& shape, int shift) {
 }
 
 TEST_F(CudaElementwise, RopeAndWriteKvEqualsTwin) {
-  for (const DType dtype : kAllTypes) {
+  for (const DType dtype : kCacheTypes) {
     for (const int head_dim : {2, 6, 8, 10, 16, 34, 64, 80, 128, 256}) {
       for (const int shift : kShifts) {
         ExpectRopeOfTwin({4, 2, head_dim, 4, dtype}, shift);
         ExpectRopeOfTwin({3, 3, head_dim, 3, dtype}, shift);
       }
     }
+  }
+}
+
+TEST_F(CudaElementwise, RopeAndWriteKvByScalesEqualsTwin) {
+  for (const bool has_bias : {false, true}) {
+    PagedShape shape = {4, 2, 34, 4, DType::kE4M3, has_bias};
+    shape.k_scale = 0.0371f;
+    shape.v_scale = 3.0f;
+    ExpectRopeOfTwin(shape, 0);
   }
 }
 
@@ -295,13 +304,15 @@ void ExpectNormedRopeNearTwin(const PagedShape& shape, int shift) {
     WidenRow(bytes.data(), shape.dtype, std::ssize(wide), wide.data());
     return wide;
   };
-  const double rounding = shape.dtype == DType::kF32 ? 1e-5 : 0x1p-7;
-  ASSERT_TRUE(Near(numbers(got.keys), numbers(world.RowMajorKeys()), rounding, 1e-5));
+  const bool is_e4m3 = shape.dtype == DType::kE4M3;
+  const double rounding = is_e4m3 ? 0x1p-3 : shape.dtype == DType::kF32 ? 1e-5 : 0x1p-7;
+  ASSERT_TRUE(
+      Near(numbers(got.keys), numbers(world.RowMajorKeys()), rounding, is_e4m3 ? 0x1p-9 : 1e-5));
   ASSERT_TRUE(got.values == world.values()) << shape.head_dim;
 }
 
 TEST_F(CudaElementwise, RopeOfAdjustedHeadsIsItsTwins) {
-  for (const DType dtype : kAllTypes) {
+  for (const DType dtype : kCacheTypes) {
     for (const int head_dim : {2, 6, 16, 34, 64, 80, 128, 256}) {
       for (const int shift : kShifts) {
         ExpectRopeOfTwin({4, 2, head_dim, 4, dtype, /*has_bias=*/true}, shift);
@@ -313,7 +324,7 @@ TEST_F(CudaElementwise, RopeOfAdjustedHeadsIsItsTwins) {
 }
 
 TEST_F(CudaElementwise, RopeOfRoundedRowsIsThatOfTheirNumbersRounded) {
-  for (const DType dtype : kAllTypes) {
+  for (const DType dtype : kCacheTypes) {
     for (const int head_dim : {2, 8, 34, 64, 128}) {
       for (const bool is_adjusted : {false, true}) {
         PagedWorld world({4, 2, head_dim, 4, dtype, is_adjusted, is_adjusted},
@@ -373,7 +384,7 @@ TEST_F(CudaElementwise, NumbersAreRoundedAsScalarConversionsDo) {
     }
   }
   numbers.resize(numbers.size() / 24 * 24);
-  for (const DType dtype : {DType::kBF16, DType::kF16}) {
+  for (const DType dtype : {DType::kBF16, DType::kF16, DType::kE4M3}) {
     const std::vector<float> want = RoundedTo(dtype, numbers);
     for (const int head_dim : {8, 6}) {
       ASSERT_TRUE(SameBits(ThroughCache(dtype, numbers, head_dim), want)) << head_dim;
@@ -384,11 +395,12 @@ TEST_F(CudaElementwise, NumbersAreRoundedAsScalarConversionsDo) {
 TEST_F(CudaElementwise, NothingIsWrittenForSlotsBelowZero) {
   for (const int head_dim : {6, 16}) {
     for (const bool is_adjusted : {false, true}) {
-      const PagedWorld world({4, 2, head_dim, 4, DType::kBF16, is_adjusted, is_adjusted}, {{0, 3}},
-                             8);
-      const Roped got = RopeOnDevice(world, {-1, -1, -1}, 0);
-      EXPECT_TRUE(got.keys == world.RowMajorKeys());
-      EXPECT_TRUE(got.values == world.values());
+      for (const DType dtype : {DType::kBF16, DType::kE4M3}) {
+        const PagedWorld world({4, 2, head_dim, 4, dtype, is_adjusted, is_adjusted}, {{0, 3}}, 8);
+        const Roped got = RopeOnDevice(world, {-1, -1, -1}, 0);
+        EXPECT_TRUE(got.keys == world.RowMajorKeys());
+        EXPECT_TRUE(got.values == world.values());
+      }
     }
   }
 }

@@ -176,8 +176,9 @@ int64_t NumBegunEarly() {
 #endif
 }
 
-void ExpectTheSame(const std::vector<SequenceChunk>& chunks, int variant) {
-  const PagedWorld world({kHeads, kKvHeads, kHeadDim, 16, DType::kBF16}, chunks, 11);
+void ExpectTheSame(const std::vector<SequenceChunk>& chunks, int variant,
+                   DType kv_dtype = DType::kBF16) {
+  const PagedWorld world({kHeads, kKvHeads, kHeadDim, 16, kv_dtype}, chunks, 11);
   Layers layers(world, variant);
   if (!layers.CanOverlap()) GTEST_SKIP() << "kernels do not overlap here";
   const std::vector<float> want = layers.Run(/*overlaps=*/false, /*record=*/false);
@@ -202,6 +203,11 @@ TEST(CudaOverlap, ChunksAreTheSame) {
   for (const int variant : {0, cuda::kFewRowsVariants}) {
     ExpectTheSame({{200, 5}, {0, 9}, {63, 1}}, variant);
   }
+}
+
+TEST(CudaOverlap, OverE4m3CachesAllAreTheSame) {
+  ExpectTheSame({{300, 1}, {128, 1}, {5, 1}}, 0, DType::kE4M3);
+  ExpectTheSame({{200, 5}, {0, 9}, {63, 1}}, 0, DType::kE4M3);
 }
 
 // Of more rows, where blocks always share sums in memory that the next product uses as well.

@@ -46,7 +46,7 @@ TEST_P(CudaThreadOrder, AttentionOfChunksIsTheSame) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Cache, CudaThreadOrder,
-                         ::testing::Values(DType::kF32, DType::kBF16, DType::kF16),
+                         ::testing::Values(DType::kF32, DType::kBF16, DType::kF16, DType::kE4M3),
                          [](const auto& info) { return std::string(DTypeName(info.param)); });
 
 // Copies arrive in any order, too; tiles are more than there is room for at once, and all warps

@@ -108,6 +108,7 @@ struct Numbers {
   DType dtype;
   bool deterministic;
   Quantization quantize = Quantization::kNone;
+  KvDType kv_cache = KvDType::kAuto;
 };
 
 // The whole model on one rank.
@@ -128,6 +129,7 @@ Results RunMixes(const TemporaryModel& model, const Numbers& numbers, bool keep_
   StageOptions options;
   options.weights = StageOptions::Weights::kAuto;
   options.quantize = numbers.quantize;
+  options.kv_cache = numbers.kv_cache;
   options.limits = {.max_batched_tokens = 160,
                     .max_num_seqs = 5,
                     .max_model_len = kMaxModelLen,
@@ -158,6 +160,7 @@ Results RunMixes(const TemporaryModel& model, const Numbers& numbers, bool keep_
 ModelConfig TwoLayers() {
   ModelConfig config = SmallConfig(/*num_kv_heads=*/4);
   config.num_layers = 2;
+  config.head_dim = 16;  // as fp8 caches need it
   return config;
 }
 
@@ -362,17 +365,19 @@ TEST(CudaCacheSizeTest, StepsKeptForOneCacheAreForgottenWithIt) {
   EXPECT_EQ(run_to_replays(**next), want);
 }
 
-INSTANTIATE_TEST_SUITE_P(Numbers, CudaPaddedStepsTest,
-                         ::testing::Values(Numbers{DType::kF32, false},
-                                           Numbers{DType::kBF16, false},
-                                           Numbers{DType::kBF16, true}, Numbers{DType::kF16, true},
-                                           Numbers{DType::kBF16, true, Quantization::kFp8},
-                                           Numbers{DType::kF16, true, Quantization::kFp8}),
-                         [](const auto& info) {
-                           return std::string(DTypeName(info.param.dtype)) +
-                                  (info.param.deterministic ? "Deterministic" : "") +
-                                  (info.param.quantize == Quantization::kFp8 ? "Fp8" : "");
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Numbers, CudaPaddedStepsTest,
+    ::testing::Values(Numbers{DType::kF32, false}, Numbers{DType::kBF16, false},
+                      Numbers{DType::kBF16, true}, Numbers{DType::kF16, true},
+                      Numbers{DType::kBF16, true, Quantization::kFp8},
+                      Numbers{DType::kF16, true, Quantization::kFp8},
+                      Numbers{DType::kBF16, false, Quantization::kNone, KvDType::kFp8}),
+    [](const auto& info) {
+      return std::string(DTypeName(info.param.dtype)) +
+             (info.param.deterministic ? "Deterministic" : "") +
+             (info.param.quantize == Quantization::kFp8 ? "Fp8" : "") +
+             (info.param.kv_cache == KvDType::kFp8 ? "Fp8Cache" : "");
+    });
 
 }  // namespace
 }  // namespace lockstep::testing

@@ -4,6 +4,7 @@
 #include <limits>
 #include <numeric>
 
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "model/llama/uniform_batch.h"
@@ -175,6 +176,29 @@ TEST_P(CudaStageTest, Fp8TakesMultiplesOf16) {
       EXPECT_EQ(outcomes.status().code(), absl::StatusCode::kInvalidArgument);
     }
   }
+}
+
+// Where rounding to bf16 makes an e4m3 number another, it is the next one: near, as caches in e4m3
+// are to those in bf16, and nearer.
+TEST_P(CudaStageTest, Fp8CachesTakeHeadsOfMultiplesOf16) {
+  DriveOptions fp8 = Options(DType::kBF16, /*deterministic=*/true);
+  fp8.stage.kv_cache = KvDType::kFp8;
+  if (checkpoint_->config().head_dim % 16 != 0) {
+    const absl::Status refused = Drive(*checkpoint_, fp8, requests_).status();
+    EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(refused.message()), ::testing::HasSubstr("fp8 of heads of 8"));
+    return;
+  }
+  const std::vector<Outcome> got = Run(fp8);
+  DriveOptions cpu = fp8;
+  cpu.make_backend = CpuBackends(1);
+  const std::vector<Outcome> want = Run(cpu);
+  cpu.stage.kv_cache = KvDType::kAuto;
+  const double cost = Distance(want, Run(cpu));
+  EXPECT_LT(Distance(got, want), cost / 2) << cost;
+  fp8.chunk = 7;
+  fp8.staggered = true;
+  EXPECT_TRUE(SameBits(Run(fp8), got));
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, CudaStageTest, ::testing::Values("stories260K", "tiny-llama31"),

@@ -35,6 +35,13 @@ void ExpandE4m3<BF16>(uint32_t word, uint32_t& low, uint32_t& high);
 template <>
 void ExpandE4m3<F16>(uint32_t word, uint32_t& low, uint32_t& high);
 
+template <typename T>
+void WidenE4m3(const uint4& numbers, uint4& first, uint4& last);
+template <>
+void WidenE4m3<BF16>(const uint4& numbers, uint4& first, uint4& last);
+template <>
+void WidenE4m3<F16>(const uint4& numbers, uint4& first, uint4& last);
+
 inline float Exp2(float x) { return exp2f(x); }
 inline float Reciprocal(float x) { return 1.0f / x; }
 void PrefetchToCache2(const void* address, uint32_t bytes,

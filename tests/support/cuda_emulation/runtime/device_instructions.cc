@@ -234,6 +234,35 @@ void ExpandE4m3<F16>(uint32_t word, uint32_t& low, uint32_t& high) {
   high = PairOfE4m3<F16>(word >> 16);
 }
 
+namespace {
+
+template <typename T>
+void WidenAllE4m3(const uint4& numbers, uint4& first, uint4& last) {
+  constexpr int kNumbers = 16;
+  uint8_t bytes[kNumbers];
+  std::memcpy(bytes, &numbers, kNumbers);
+  const bool has_nan =
+      std::any_of(bytes, bytes + kNumbers, [](uint8_t byte) { return (byte & 0x7f) == 0x7f; });
+  uint32_t pairs[kNumbers / 2];
+  for (int i = 0; i < kNumbers / 2; ++i) {
+    pairs[i] =
+        has_nan ? 0x7fff7fffu : PairOfE4m3<T>(bytes[2 * i] | uint32_t{bytes[2 * i + 1]} << 8);
+  }
+  std::memcpy(&first, pairs, sizeof(first));
+  std::memcpy(&last, pairs + kNumbers / 4, sizeof(last));
+}
+
+}  // namespace
+
+template <>
+void WidenE4m3<BF16>(const uint4& numbers, uint4& first, uint4& last) {
+  WidenAllE4m3<BF16>(numbers, first, last);
+}
+template <>
+void WidenE4m3<F16>(const uint4& numbers, uint4& first, uint4& last) {
+  WidenAllE4m3<F16>(numbers, first, last);
+}
+
 void emulated::Mma(bool is_f16, float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
                    const Site& site) {
   Fragments fragments{is_f16, d, a, b};
