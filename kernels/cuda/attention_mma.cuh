@@ -1,5 +1,5 @@
-// Attention over bf16, f16 and e4m3 caches with matrix instructions, for prefill chunks and decodes
-// alike.
+// Attention over bf16, f16 and e4m3 caches with matrix instructions, for prefill chunks and
+// decodes alike.
 //
 // The query tokens of a sequence and the heads of one KV head's group are the rows of one matrix,
 // row = token * group + head, so that keys and values are read once for the whole group. A block

@@ -2,6 +2,12 @@
 // kAttentionTile tokens at a time, while the next one is fetched in the background.
 //
 // What a thread has fetched it widens itself, so that threads meet over the wide tile alone.
+//
+// Limits, for head_dim 128 (counted, of nvcc 13.0's code for compute capability 9.0). A decode's
+// tile is 16 KiB, 800 cycles of an H200's memory and 1130 of an H100's, in which each scheduler
+// issues 750 instructions, 330 of them to widen, where over bf16 it is 530 in twice the time;
+// through shared memory goes what goes there over bf16. To a chunk's tile, which waits in shared
+// memory, it is 1390 instructions, not 1110, and a sixth more of its cycles.
 #pragma once
 
 #include <algorithm>

@@ -58,9 +58,9 @@ struct StageOptions {
 class LlamaStage {
  public:
   // Reads this rank's bytes. backend and groups must outlive the stage; the checkpoint need not.
-  // Errors: INVALID_ARGUMENT (layout, limits; a tensor missing or of another shape: named),
-  // RESOURCE_EXHAUSTED (memory), UNAVAILABLE (read error). progress may be null; it is called from
-  // loader threads.
+  // Errors: INVALID_ARGUMENT (layout, limits; Backend::CheckKvCache; a tensor missing or of another
+  // shape: named), RESOURCE_EXHAUSTED (memory), UNAVAILABLE (read error). progress may be null; it
+  // is called from loader threads.
   static absl::StatusOr<std::unique_ptr<LlamaStage>> Load(const Checkpoint& checkpoint,
                                                           const ProcessGrid& grid, int rank,
                                                           Backend& backend, RankGroups& groups,

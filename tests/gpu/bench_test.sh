@@ -22,7 +22,7 @@ grep -q '^decode  *2 sequences  *[0-9.]*,' "$scratch/same" || fail "no line that
 grep -q '^decode  *2 sequences  *[0-9.]*,' "$scratch/same" || fail "no line that compares --no-overlap"
 for line in '^limits ' '^decode  *2 sequences' '^prefill ' '^  with both ' '^  with the head ' \
   '^  GPU idle .*between steps .*at copies' '^decode .* sequences .*with LM head and sampling [0-9.]*$' \
-  '^2 x 1 tokens at context 20' '^1 x 16 tokens at context 16' '^gate and up product ' '^attention ' '^LM head ' \
+  '^2 x 1 tokens at context 20' '^1 x 16 tokens at context 16' '^gate and up product ' '^attention ' '^attention, fp8 cache ' '^LM head ' \
   '^summaries, sampled ' '^largest gaps of a step to the limits: ' '^times as fast as in bench-none.json'; do
   grep -q "$line" "$scratch/said" || fail "no line '$line'"
 done
@@ -32,7 +32,7 @@ done
 
 "$figures" "$scratch" >"$scratch/said" 2>&1 || fail "figures"
 for line in '^bf16 weights$' '^  decode 1 x 20 .*read bandwidth  *>= 85 %  *[a-zA-Z]*$' '^  decode 2 x 20 .*floor$' \
-  '^    GPU idle .*< 3 %' '^  prefill 16 .*>= 70 %' '^  attention alone, decode 1 x 20 ' '^  attention alone, prefill 16 .*>= 60 %' \
+  '^    GPU idle .*< 3 %' '^  prefill 16 .*>= 70 %' '^  attention alone, decode 1 x 20 ' '^    over an fp8 cache, decode 1 x 20 ' '^  attention alone, prefill 16 .*>= 60 %' \
   '^fp8 against bf16' '^what steps cost whose kernels do not overlap' '^what --deterministic costs'; do
   grep -q "$line" "$scratch/said" || fail "no line '$line'"
 done

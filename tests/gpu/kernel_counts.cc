@@ -163,6 +163,9 @@ class StepCounter {
     CountElementwise();
     CountGated();
     CountAttention("attention", nullptr);
+    cache_.dtype = DType::kE4M3;
+    CountAttention("attention, fp8 cache", nullptr);
+    cache_.dtype = DType::kBF16;
     if (tokens_ > index_.num_seqs) {
       CountAttention("attention by wgmma", &cuTensorMapEncodeTiled);
     }
@@ -238,7 +241,7 @@ class StepCounter {
     cuda::AttentionWork work;
     work.LayOut(
         {batch_.query_starts, batch_.context_lens, batch_.table_rows, MaxBlocksPerSeq()},
-        {shape_.num_heads, shape_.num_kv_heads, shape_.head_dim}, DType::kBF16,
+        {shape_.num_heads, shape_.num_kv_heads, shape_.head_dim}, cache_.dtype,
         {.num_multiprocessors = static_cast<int>(kMultiprocessors), .wgmma = encode != nullptr});
     const Memory on_device(std::vector<std::byte>(work.bytes().begin(), work.bytes().end()));
     index_.attention_work = on_device.as<std::byte>();

@@ -21,7 +21,10 @@ KernelInputs::KernelInputs(cuda::CudaBackend& backend, int64_t together_bytes)
       together_bytes_(together_bytes),
       numbers_(static_cast<size_t>(kNumNumbers)) {
   std::mt19937 random(1);
-  for (uint16_t& x : numbers_) x = static_cast<uint16_t>((random() & 0x807f) | 0x3f00);
+  for (uint16_t& x : numbers_) {
+    x = static_cast<uint16_t>((random() & 0x807f) | 0x3f00);
+    if ((x & 0xff) == 0x7f) --x;  // NaN, as e4m3
+  }
   constexpr int64_t kBytes = kNumNumbers * int64_t{sizeof(uint16_t)};
   on_device_ = Value(backend_.Allocate(kBytes));
   backend_.CopyToDevice(on_device_.data(), numbers_.data(), kBytes);

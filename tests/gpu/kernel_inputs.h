@@ -21,7 +21,8 @@ class KernelInputs {
   KernelInputs(cuda::CudaBackend& backend, int64_t together_bytes);
 
   int64_t NumCopies(int64_t bytes, int64_t most) const;
-  // With bf16 numbers of both signs, half to 1 in size; read as f32 they are likewise.
+  // With bf16 numbers of both signs, half to 1 in size; read as f32 they are likewise, and as e4m3
+  // numbers, too.
   void Fill(const DeviceBuffer& buffer);
   using Weights = std::vector<std::unique_ptr<LinearWeight>>;
   // Filled, as many as NumCopies says, for products of up to so many rows that quantize what they

@@ -32,7 +32,7 @@ list() {
     if [ $tool != racecheck ]; then echo "$tool gpu_sums_test Ranks/DeviceRanksTest.*/0 sums and gatherings over 2 ranks"; fi
     echo "$tool gpu_kernel_test $few_rows products of few rows"
     if [ $tool = memcheck ]; then echo "$tool gpu_kernel_test CudaOverlap.*AreTheSame kernels that begin early"; fi
-    echo "$tool gpu_kernel_test $(attention_of f32 bf16 f16) attention"
+    echo "$tool gpu_kernel_test $(attention_of f32 bf16 f16 fp8) attention"
     echo "$tool gpu_stage_test $choice choice of tokens, in whole rows too"
     echo "$tool gpu_kernel_test $e4m3 norms, SiLU and products in e4m3"
     echo "$tool gpu_kernel_test CudaLogitsSummary.* summaries of logits"

@@ -65,7 +65,6 @@ class KernelTimer {
     // Where all tokens go on after attention: not in a chunk's last layer, whose few rows are not
     // listed.
     const int64_t whole_layers = layers - (num_tokens() > kMaxPaddedChunkTokens ? 1 : 0);
-    const int64_t q_width = int64_t{config_.num_heads} * config_.head_dim;
     FillActivations();
     Time("RMSNorm", layers + whole_layers, hidden_bytes(4 + ProductBytes() + 4 + 2), 0,
          [&](int64_t) { backend_.AddRmsNorm(NormArgs()); });
@@ -74,8 +73,10 @@ class KernelTimer {
     });
     TimeLinear("qkv product", layers, qkv_width(), config_.hidden_size);
     TimeRope(layers);
-    TimeAttention(layers, q_width);
-    TimeLinear("attention's output", whole_layers, config_.hidden_size, q_width);
+    TimeAttention("attention", DType::kBF16, layers);
+    if (size_.new_tokens > 1) CompareChunkKernels();
+    TimeAttention("attention, fp8 cache", DType::kE4M3, 0);
+    TimeLinear("attention's output", whole_layers, config_.hidden_size, q_width());
     TimeLinear("gate and up product", whole_layers, 2 * config_.intermediate_size,
                config_.hidden_size);
     TimeSilu(whole_layers);
@@ -93,6 +94,11 @@ class KernelTimer {
   int64_t num_tokens() const { return size_.num_seqs * size_.new_tokens; }
   int64_t qkv_width() const {
     return int64_t{config_.num_heads + 2 * config_.num_kv_heads} * config_.head_dim;
+  }
+  int64_t q_width() const { return int64_t{config_.num_heads} * config_.head_dim; }
+  double attention_flops() const {
+    const int64_t twice_seen = 2 * size_.context - size_.new_tokens + 1;  // by a token, on average
+    return 2.0 * static_cast<double>(num_tokens() * q_width() * twice_seen);
   }
   // Of what products leave for the kernels that read them.
   DType ProductDType() const { return backend_.ProductDType(num_tokens()); }
@@ -271,22 +277,19 @@ class KernelTimer {
     });
   }
 
-  void TimeAttention(int64_t times, int64_t q_width) {
-    const int64_t first = size_.context - size_.new_tokens;
-    const int64_t attended =
-        size_.num_seqs * (size_.new_tokens * first + size_.new_tokens * (size_.new_tokens + 1) / 2);
-    const double cache_bytes = 4.0 * static_cast<double>(size_.num_seqs * size_.context *
-                                                         config_.num_kv_heads * config_.head_dim);
-    const double moved =
-        cache_bytes + static_cast<double>(num_tokens() * q_width * (ProductBytes() + 2));
-    const double flops = 4.0 * static_cast<double>(attended * q_width);
+  void TimeAttention(const std::string& name, DType kv_dtype, int64_t times) {
+    if (!cuda::AttentionSupports(kv_dtype, static_cast<int>(config_.head_dim))) return;
+    const int64_t cache_bytes = 2 * DTypeBytes(kv_dtype) * size_.num_seqs * size_.context *
+                                config_.num_kv_heads * config_.head_dim;
+    const int64_t moved = cache_bytes + num_tokens() * q_width() * (ProductBytes() + 2);
     FillActivations();
     const auto scale = 1.0f / std::sqrt(static_cast<float>(config_.head_dim));
-    Time("attention", times, moved, flops, [&](int64_t i) {
+    Time(name, times, static_cast<double>(moved), attention_flops(), [&](int64_t i) {
+      KvCacheView cache = Cache(i);
+      cache.dtype = kv_dtype;
       backend_.Attention({wide_.data(), static_cast<int>(config_.num_heads), scale, &batch_.index(),
-                          &Cache(i), input_.data(), ProductDType()});
+                          &cache, input_.data(), ProductDType()});
     });
-    if (size_.new_tokens > 1) CompareChunkKernels();
   }
 
   // The two kernels for chunks, whichever of them the backend has chosen: over a batch as large, of
@@ -316,12 +319,9 @@ class KernelTimer {
   }
 
   void AddChunkKernel(const std::string& name, double flops_per_s) {
-    const double tokens = static_cast<double>(size_.new_tokens);
-    const double attended = tokens * (static_cast<double>(size_.context) - (tokens - 1) / 2);
-    const double flops = 4.0 * attended * static_cast<double>(config_.num_heads * config_.head_dim);
     bench_.report.AddKernel({{"name", name},
                              {"times", 0},
-                             {"seconds", flops / flops_per_s},
+                             {"seconds", attention_flops() / flops_per_s},
                              {"gb_per_s", 0.0},
                              {"tflop_per_s", 1e-12 * flops_per_s},
                              {"share_of_limit", flops_per_s / bench_.limits.bf16_flops_per_s}});

@@ -40,6 +40,7 @@ std::vector<float> AttentionOnDevice::Attend(const FlatBatch& batch, const std::
   KvCacheView cache = world_.cache();
   cache.k = keys_.data();
   cache.v = values_.data();
+  cache.dtype = dtype_;
   const auto attend = [&](void* out) {
     AttentionArgs args = {plain_qkv.data(), shape.num_heads, world_.scale(), &index, &cache, out};
     if (options.rounded_qkv) args.qkv = rounded_qkv.data();

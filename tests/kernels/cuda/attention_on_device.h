@@ -13,11 +13,11 @@ namespace lockstep::testing {
 class AttentionOnDevice {
  public:
   explicit AttentionOnDevice(const PagedWorld& world)
-      : AttentionOnDevice(world, world.RowMajorKeys(), world.values()) {}
-  // With another cache of that size in its place.
+      : AttentionOnDevice(world, world.RowMajorKeys(), world.values(), world.shape().dtype) {}
+  // With a cache of other elements in its place, as many of that type.
   AttentionOnDevice(const PagedWorld& world, const std::vector<uint8_t>& keys,
-                    const std::vector<uint8_t>& values)
-      : world_(world), keys_(keys), values_(values) {}
+                    const std::vector<uint8_t>& values, DType dtype)
+      : world_(world), keys_(keys), values_(values), dtype_(dtype) {}
 
   struct Options {
     int64_t split_tokens = 64;  // 0: as is best for a device of so many multiprocessors
@@ -44,6 +44,7 @@ class AttentionOnDevice {
   const PagedWorld& world_;
   DeviceArray<uint8_t> keys_;
   DeviceArray<uint8_t> values_;
+  DType dtype_;
 };
 
 // The arrays of a batch on the device, and how attention over a cache of that shape is laid out.

@@ -120,6 +120,8 @@ TEST_F(ChunkKernelsTest, ChoosesForEachHeadSizeAndSaysWhy) {
     EXPECT_EQ(chosen.EncoderFor(Cache(head_dim, 16, DType::kE4M3)), nullptr);
     EXPECT_FALSE(WgmmaAttentionSupports(Cache(head_dim, 16, DType::kE4M3)));
   }
+  EXPECT_EQ(absl::StrContains(said, ", over fp8 caches by mma.sync"),
+            absl::StrContains(said, " by wgmma ("));
   EXPECT_EQ(chosen.EncoderFor(Cache(96, 16, DType::kF16)), nullptr);
   EXPECT_EQ(chosen.EncoderFor(Cache(128, 48, DType::kF16)), nullptr);
 }

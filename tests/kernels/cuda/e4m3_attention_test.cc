@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/host_rows.h"
 #include "tests/kernels/cuda/attention_on_device.h"
 
 namespace lockstep::testing {
@@ -27,12 +28,46 @@ class E4m3Attention : public ::testing::TestWithParam<E4m3Kernel> {
   }
   static std::vector<float> Attend(const PagedWorld& world, const std::vector<uint8_t>& keys,
                                    const std::vector<uint8_t>& values) {
-    return AttentionOnDevice(world, keys, values)
+    return AttentionOnDevice(world, keys, values, DType::kE4M3)
         .Attend({.split_tokens = 1024,
                  .out_dtype = GetParam().dtype,
                  .decodes_as_chunks = GetParam().is_for_chunks});
   }
 };
+
+std::vector<uint8_t> Converted(const std::vector<uint8_t>& numbers, DType to) {
+  std::vector<float> wide(numbers.size());
+  WidenRow(numbers.data(), DType::kE4M3, std::ssize(wide), wide.data());
+  std::vector<uint8_t> narrow(wide.size() * DTypeBytes(to));
+  NarrowRow(wide.data(), std::ssize(wide), to, narrow.data());
+  return narrow;
+}
+
+// Over all masks, splits and borders of tiles, whatever lies beyond a context's end.
+TEST_P(E4m3Attention, IsThatOverAWiderCacheOfTheSameNumbers) {
+  const DType wide = GetParam().dtype;
+  for (const int head_dim : {16, 32, 48, 64, 96, 128}) {
+    PagedWorld world({4, 2, head_dim, 4, DType::kE4M3},
+                     {{5, 1}, {0, 9}, {120, 21}, {127, 1}, {128, 1}, {0, 1}}, 42);
+    world.WriteBatch();
+    const AttentionOnDevice device(world);
+    const AttentionOnDevice wider(world, Converted(world.RowMajorKeys(), wide),
+                                  Converted(world.values(), wide), wide);
+    for (const int64_t split_tokens : {64, 1024}) {
+      const AttentionOnDevice::Options options = {.split_tokens = split_tokens,
+                                                  .out_dtype = wide,
+                                                  .decodes_as_chunks = GetParam().is_for_chunks};
+      EXPECT_TRUE(SameBits(device.Attend(options), wider.Attend(options))) << head_dim;
+      for (int64_t token = 0; token < world.batch().num_tokens; token += 4) {
+        const auto first = world.qkv().begin() + token * world.width();
+        const std::vector<float> qkv(first, first + world.width());
+        EXPECT_TRUE(SameBits(device.Attend(world.Alone(token), qkv, options),
+                             wider.Attend(world.Alone(token), qkv, options)))
+            << head_dim;
+      }
+    }
+  }
+}
 
 // Where a position's row of a KV head begins in the cache.
 int64_t ElementOf(const PagedWorld& world, int64_t seq, int position, int head) {

@@ -22,6 +22,7 @@ namespace lockstep::testing {
 namespace {
 
 using cuda::DeviceRows;
+using ::testing::HasSubstr;
 
 const std::vector<DType> kDTypes = {DType::kF32, DType::kF16, DType::kBF16};
 
@@ -158,7 +159,7 @@ ModelConfig WideConfig() {
   config.hidden_size = 648;
   config.intermediate_size = 1208;
   config.num_layers = 1;
-  config.head_dim = 20;
+  config.head_dim = 24;
   return config;
 }
 
@@ -189,6 +190,19 @@ TEST_F(CudaLoadingTest, EveryByteIsReadToWhereTheDeviceCopiesFrom) {
       }
     }
   }
+}
+
+// Where attention has no kernel for a model's heads, no weight is read.
+TEST_F(CudaLoadingTest, ACacheOfUnusualHeadsIsRefused) {
+  ModelConfig config = WideConfig();
+  config.head_dim = 20;
+  const TemporaryModel model(config, DType::kBF16);
+  const auto backend = WatchedBackend::Create(DType::kBF16);
+  const int64_t before = model.checkpoint().bytes_read();
+  const absl::Status refused = Load(*backend, model.checkpoint()).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(refused)) << refused;
+  EXPECT_THAT(refused.message(), HasSubstr("a KV cache in bf16 of heads of 20"));
+  EXPECT_EQ(model.checkpoint().bytes_read(), before);
 }
 
 // Copies are done as late as possible: all but the one whose memory a thread needs wait.
