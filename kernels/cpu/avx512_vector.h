@@ -56,10 +56,9 @@ struct Avx512Vector {
     upper = _mm512_mask_shuffle_epi8(upper, is_small, upper_of, magnitude);
     lower = _mm512_mask_shuffle_epi8(lower, is_small, lower_of, magnitude);
     upper = _mm512_mask_mov_epi8(upper, nan, _mm512_set1_epi8(0x7f));
-    constexpr int kFirstOrElse =
-        0xd8;  // bits of the first where the last has none, else the second's
+    constexpr int kSecondWhereThird = 0xd8;  // has ones; elsewhere the first
     upper = _mm512_ternarylogic_epi64(upper, bytes, _mm512_set1_epi8(static_cast<char>(0x80)),
-                                      kFirstOrElse);
+                                      kSecondWhereThird);
     _mm512_storeu_si512(dst, _mm512_unpacklo_epi8(lower, upper));
     _mm512_storeu_si512(dst + 32, _mm512_unpackhi_epi8(lower, upper));
   }

@@ -139,8 +139,8 @@ void AddRankFlags(CLI::App& command, RankFlags& flags) {
       ->group(group);
   command
       .add_option("--kv-cache-dtype", flags.kv_cache_dtype,
-                  "how keys and values are kept: auto (as attention's weights are), fp8 (e4m3 "
-                  "without a scale: half of bf16's memory; answers differ a little)")
+                  "how keys and values are kept: auto (as attention's weights are), fp8 (e4m3, by "
+                  "the checkpoint's scales, if any: half of bf16's memory, other answers)")
       ->type_name("NAME")
       ->check(CLI::IsMember({"auto", "fp8", "fp8_e4m3"}).description(""))
       ->capture_default_str()

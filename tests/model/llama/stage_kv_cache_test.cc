@@ -22,7 +22,8 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-constexpr float kScale = 0x1p12f;
+constexpr float kKeyScale = 0x1p12f;
+constexpr float kValueScale = 0x1p9f;
 
 // Tensors of every layer of a model of SmallConfig; "" for none.
 struct ScaleNames {
@@ -41,16 +42,18 @@ std::vector<WrittenTensor> TensorsWith(const ModelConfig& config, const ScaleNam
   return tensors;
 }
 
-// Keys and values kScale times as large, which queries and the output projection make up for: the
-// same numbers come out, to the bit, if the cache is scaled, too.
+// Keys kKeyScale and values kValueScale times as large, which queries and the output projection
+// make up for: the same numbers come out, to the bit, if the cache is scaled, too.
 WeightNumber LargeKeysAndValues() {
   return [number = RandomNumbers(TemporaryModel::kDeviation)](const WrittenTensor& tensor,
                                                               int64_t element) mutable {
-    if (IsKvScale(tensor.name)) return kScale;
-    const float x = number(tensor, element);
     const auto is = [&](const char* name) { return absl::StrContains(tensor.name, name); };
-    if (is("k_proj") || is("v_proj")) return x * kScale;
-    return is("q_proj") || is("o_proj") ? x / kScale : x;
+    if (IsKvScale(tensor.name)) return is(".k_") ? kKeyScale : kValueScale;
+    const float x = number(tensor, element);
+    if (is("k_proj")) return x * kKeyScale;
+    if (is("v_proj")) return x * kValueScale;
+    if (is("q_proj")) return x / kKeyScale;
+    return is("o_proj") ? x / kValueScale : x;
   };
 }
 
