@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "deploy/plan/weight_bytes.h"
+#include "kernels/cuda/attention_heads.h"
 #include "model/model_family.h"
 
 namespace lockstep::plan {
@@ -15,8 +16,6 @@ namespace {
 const char* KvFormatBeside(const WeightFormat& weights) {
   return weights.name == "f32" ? "f32" : "bf16";
 }
-
-constexpr int64_t kFp8CacheHeadMultiple = 16;  // of the CUDA kernels (AttentionSupports)
 
 // What is to be done where the checkpoint's own format is not kept.
 std::string AsNumbers(const PlanRequest& request) {
@@ -63,14 +62,15 @@ std::string WhyNoSuchWeights(const PlanRequest& request) {
 
 std::string WhyNoSuchKvCache(const PlanRequest& request) {
   const std::string unasked = KvFormatBeside(request.weights);
-  if (request.kv.name == "fp8") {
-    const int64_t head_dim = request.model.architecture.runtime_config->head_dim;
-    if (head_dim % kFp8CacheHeadMultiple != 0) {
-      return absl::StrCat("keeps a KV cache in fp8 for heads of multiples of ",
-                          kFp8CacheHeadMultiple, ", not of ", head_dim);
-    }
-  } else if (request.kv.name != unasked) {
+  const bool is_fp8 = request.kv.name == "fp8";
+  if (!is_fp8 && request.kv.name != unasked) {
     return absl::StrCat("keeps its KV cache in ", unasked, " or fp8, not in ", request.kv.name);
+  }
+  const DType kept = is_fp8 ? DType::kE4M3 : unasked == "f32" ? DType::kF32 : DType::kBF16;
+  const int64_t head_dim = request.model.architecture.runtime_config->head_dim;
+  if (!cuda::AttentionSupports(kept, head_dim)) {
+    return absl::StrCat("has no attention on GPUs for heads of ", head_dim, " over a KV cache in ",
+                        request.kv.name);
   }
   if (request.policy.budget_tokens > 0) return "keeps every token in the KV cache (--kv-budget)";
   if (request.policy.read_tokens > 0) return "reads the whole KV cache in every step (--kv-read)";

@@ -13,6 +13,9 @@
 namespace lockstep::cuda {
 namespace {
 
+static_assert(AttentionSupports(DType::kF32, kMaxHeadDim) &&
+              !AttentionSupports(DType::kF32, kMaxHeadDim + 2));
+
 // All but what is of one launch.
 AttentionParams ParamsOf(const AttentionArgs& args, const AttentionForm& form, DType out_dtype,
                          const AttentionWorkspace& workspace) {
@@ -196,12 +199,6 @@ cudaError_t LaunchMerge(const AttentionParams& p, const AttentionForm& form,
 }
 
 }  // namespace
-
-bool AttentionSupports(DType kv_dtype, int head_dim) {
-  if (head_dim <= 0) return false;
-  if (kv_dtype == DType::kF32) return head_dim % 2 == 0 && head_dim <= kMaxHeadDim;
-  return head_dim % (kv_dtype == DType::kE4M3 ? 16 : 8) == 0 && head_dim <= 128;
-}
 
 cudaError_t LoadAttention(DType kv_dtype, DType out_dtype, int head_dim) {
   constexpr int kFew = kMaxHeadDim / 2 / kWarpSize;

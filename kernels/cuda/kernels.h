@@ -14,6 +14,7 @@
 
 #include "kernels/backend_args.h"
 #include "kernels/batch_index.h"
+#include "kernels/cuda/attention_heads.h"
 #include "kernels/cuda/attention_layout.h"
 #include "kernels/cuda/kernel_stream.h"
 #include "kernels/cuda/workspaces.h"
@@ -98,9 +99,6 @@ using TensorMapEncoder = decltype(&cuTensorMapEncodeTiled);
 // Null where the device is not of compute capability 9.0 or the driver is too old.
 TensorMapEncoder FindTensorMapEncoder(const cudaDeviceProp& device);
 
-// Can these be served? bf16 and f16 caches take head sizes that are multiples of 8 up to 128, e4m3
-// caches multiples of 16, f32 caches any even one up to 256.
-bool AttentionSupports(DType kv_dtype, int head_dim);
 // Bf16 and f16 caches with heads of 64 or 128 and blocks of 8, 16, 32 or 64 tokens.
 bool WgmmaAttentionSupports(const KvCacheView& cache);
 // Was the kernel for such caches and heads compiled as it counts on? Otherwise it must not be

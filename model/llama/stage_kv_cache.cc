@@ -49,6 +49,7 @@ absl::Status StageKvCache::Allocate(Backend& backend, int64_t num_blocks) {
         absl::StrFormat("KV cache of %d blocks of %d bytes", num_blocks, block_bytes()));
   }
   num_blocks_ = 0;
+  for (KvCacheView& view : layers_) view.k = view.v = nullptr;
   memory_ = {};  // before the next is there: both may not fit
   ASSIGN_OR_RETURN(memory_, backend.Allocate(bytes));
   const int64_t half_layer_bytes = bytes / (2 * static_cast<int64_t>(layers_.size()));

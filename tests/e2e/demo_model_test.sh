@@ -48,3 +48,4 @@ for format in int8 int4; do
 done
 ask fp8-kv --kv-cache-dtype fp8
 show fp8-kv
+if cmp -s "$scratch/1x1.json" "$scratch/fp8-kv.json"; then echo "an fp8 KV cache changes no answer: is it one?"; exit 1; fi

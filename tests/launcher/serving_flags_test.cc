@@ -19,6 +19,7 @@ TEST(WorkerArgumentsTest, RanksHearWhatTheirLauncherWasTold) {
   model.tp = 8;
   RankFlags rank;
   rank.gpu_memory_utilization = 0.85;
+  rank.kv_cache_dtype = "fp8";
   WorkerLaunch launch;
   launch.controller_address = "10.0.0.1:50052";
   launch.preflight_seconds = 630;
@@ -27,6 +28,7 @@ TEST(WorkerArgumentsTest, RanksHearWhatTheirLauncherWasTold) {
   EXPECT_EQ(ValueOf(arguments, "--controller"), "10.0.0.1:50052");
   EXPECT_EQ(ValueOf(arguments, "--tp"), "8");
   EXPECT_EQ(ValueOf(arguments, "--gpu-memory-utilization"), "0.85");
+  EXPECT_EQ(ValueOf(arguments, "--kv-cache-dtype"), "fp8");
   EXPECT_EQ(ValueOf(arguments, "--preflight-seconds"), "630");
   for (const char* unsaid : {"--threads-per-rank", "--num-kv-blocks", "--max-model-len",
                              "--share-cores", "--weight-cache", "--network", "--host-places"}) {

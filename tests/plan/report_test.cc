@@ -304,7 +304,11 @@ TEST(Report, LaunchesWithAnFp8Cache) {
   EXPECT_THAT(LaunchCommand(plan), HasSubstr(" --kv-cache-dtype fp8"));
   // Where the kernels have no heads of that size.
   request.model.architecture.runtime_config->head_dim = 72;
-  EXPECT_THAT(MakePlan(request)->not_served, HasSubstr("heads of multiples of 16, not of 72"));
+  EXPECT_THAT(MakePlan(request)->not_served, HasSubstr("heads of 72 over a KV cache in fp8"));
+  request.kv = *FindKvFormat("bf16");
+  EXPECT_EQ(MakePlan(request)->not_served, "");
+  request.model.architecture.runtime_config->head_dim = 256;
+  EXPECT_THAT(MakePlan(request)->not_served, HasSubstr("heads of 256 over a KV cache in bf16"));
 }
 
 TEST(Report, LaunchesTheFamiliesThatServeLoads) {
