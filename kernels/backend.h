@@ -28,6 +28,7 @@
 #include "kernels/device_buffer.h"
 #include "kernels/device_memory.h"
 #include "kernels/dtype.h"
+#include "kernels/kv_block_copies.h"
 #include "kernels/kv_cache_view.h"
 #include "kernels/linear_weight.h"
 #include "kernels/step_work.h"
@@ -133,6 +134,17 @@ class Backend {
   virtual void WriteBlockTables(const PlacedBlock* blocks, int64_t count,
                                 int32_t* block_tables) = 0;
 
+  // ---- blocks of a KV cache that are kept in the host's memory, too ----
+  // To the host, after all that was issued before, and perhaps beside what is issued later, until
+  // AwaitOffloads: nothing may write to those blocks, or read or write what the host has of them,
+  // before that.
+  virtual void OffloadKv(const KvBlockCopies& copies) = 0;
+  // What is issued from now on begins when all blocks offloaded so far are there.
+  virtual void AwaitOffloads() = 0;
+  // Back to the device, in the order of what is issued.
+  virtual void RestoreKv(const KvBlockCopies& copies) = 0;
+
+  // ---- rows ----
   // out[i, :] = in[rows[i], :], rows of row_bytes, an even number, of any dtype; rows: [num_rows]
   // int32 on the device. in and out do not overlap.
   virtual void GatherRows(const void* in, const int32_t* rows, int64_t num_rows, int64_t row_bytes,

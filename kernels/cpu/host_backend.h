@@ -48,6 +48,18 @@ class HostBackend : public Backend {
     for (int64_t i = 0; i < count; ++i) block_tables[blocks[i].place] = blocks[i].block;
   }
 
+  void OffloadKv(const KvBlockCopies& copies) override {
+    ForPieces(copies, [](std::byte* device, std::byte* host, size_t bytes) {
+      std::memcpy(host, device, bytes);
+    });
+  }
+  void AwaitOffloads() override {}
+  void RestoreKv(const KvBlockCopies& copies) override {
+    ForPieces(copies, [](std::byte* device, std::byte* host, size_t bytes) {
+      std::memcpy(device, host, bytes);
+    });
+  }
+
   void BeginStep() override {}
   absl::Status Repeat(const StepKey&, const std::function<absl::Status()>& body) override {
     return body();
@@ -73,6 +85,15 @@ class HostBackend : public Backend {
   }
 
  private:
+  template <typename Copy>
+  static void ForPieces(const KvBlockCopies& copies, const Copy& copy) {
+    for (const KvBlockCopy& one : copies.copies) {
+      for (int64_t piece = 0; piece < copies.num_pieces; ++piece) {
+        copy(copies.PieceOf(one.block, piece), one.host + piece * copies.piece_bytes,
+             static_cast<size_t>(copies.piece_bytes));
+      }
+    }
+  }
   static void LogitsAreHere() { LS_CHECK(false) << "logits are where the host reads them"; }
 };
 

@@ -62,6 +62,7 @@ absl::Status CudaBackend::Start() {
   if (!refused.empty() && options_.notice != nullptr) {
     options_.notice(absl::StrCat("kernels do not overlap, which costs speed: ", refused));
   }
+  ASSIGN_OR_RETURN(kv_offload_, KvOffload::Create(stream_));
   ASSIGN_OR_RETURN(staging_, HostStaging::Create(stream_, kStagingSlots, kStagingBytes));
   ASSIGN_OR_RETURN(DeviceBuffer rows, Allocate(RowLoader::DeviceBytes(*staging_)));
   row_loader_ = std::make_unique<RowLoader>(*staging_, stream_, std::move(rows));
@@ -88,6 +89,7 @@ CudaBackend::~CudaBackend() {
   gemm_.reset();
   row_loader_.reset();
   staging_.reset();
+  kv_offload_.reset();
   if (attention_workspace_ != nullptr) cudaFree(attention_workspace_);
   cudaStreamDestroy(stream_.stream);
 }
@@ -163,6 +165,7 @@ absl::StatusOr<std::unique_ptr<WorkMark>> CudaBackend::MakeMark() {
 void CudaBackend::Synchronize() {
   UseDevice();
   CudaCheck(cudaStreamSynchronize(stream_), "waiting for the GPU");
+  kv_offload_->Synchronize();
 }
 
 DeviceMemory CudaBackend::Memory() const {
@@ -369,38 +372,6 @@ void CudaBackend::PlaceChosenTokens(const ChosenToken* chosen, const int32_t* pl
                                     ChosenToken* table) {
   CudaCheck(LaunchPlaceChosenTokens(chosen, places, count, table, stream_),
             "placing chosen tokens");
-}
-
-absl::Status CudaBackend::Repeat(const StepKey& key, const std::function<absl::Status()>& body) {
-  return WithoutRows([&] { return recorder_->Repeat(key, body); });
-}
-
-absl::Status CudaBackend::Keep(const StepKey& key, const std::function<absl::Status()>& body) {
-  const bool had_room = !recorder_->has_left_some();
-  RETURN_IF_ERROR(WithoutRows([&] { return recorder_->Keep(key, body); }));
-  if (had_room && recorder_->has_left_some() && options_.notice != nullptr) {
-    options_.notice(absl::StrFormat(
-        "GPU memory is short: %d sizes of steps are recorded, others are issued kernel by kernel "
-        "(a smaller --gpu-memory-utilization or --max-num-seqs makes room)",
-        recorder_->num_steps()));
-  }
-  return absl::OkStatus();
-}
-
-// A replayed step tells us nothing of its rows: what it quantizes it reads itself, and where they
-// lay may hold others afterwards.
-absl::Status CudaBackend::WithoutRows(const std::function<absl::Status()>& step) {
-  LS_CHECK(!AreRowsToBeRead()) << "rows of before a step wait for a product";
-  absl::Status status = step();
-  LS_CHECK(!status.ok() || !AreRowsToBeRead()) << "rows of a step wait for a product after it";
-  quantized_ = {};
-  return status;
-}
-
-// A step that ended while rows were gathered leaves them behind.
-void CudaBackend::ForgetSteps() {
-  recorder_->Forget();
-  quantized_ = {};
 }
 
 }  // namespace lockstep::cuda

@@ -1,5 +1,5 @@
 // CudaBackend: the contract of kernels/backend.h on one NVIDIA GPU. Everything is issued to one
-// stream, in the order of the calls.
+// stream, in the order of the calls, but what OffloadKv copies, which has a stream of its own.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -16,6 +16,7 @@
 #include "kernels/cuda/gemm.h"
 #include "kernels/cuda/host_staging.h"
 #include "kernels/cuda/kernel_stream.h"
+#include "kernels/cuda/kv_offload.h"
 #include "kernels/cuda/row_loader.h"
 #include "kernels/cuda/step_recorder.h"
 
@@ -72,6 +73,9 @@ class CudaBackend : public Backend {
   int64_t ReserveAttentionWork(const AttentionLimits& limits, int num_heads,
                                const KvCacheView& cache) override;
   void WriteBlockTables(const PlacedBlock* blocks, int64_t count, int32_t* block_tables) override;
+  void OffloadKv(const KvBlockCopies& copies) override;
+  void AwaitOffloads() override;
+  void RestoreKv(const KvBlockCopies& copies) override;
   void GatherRows(const void* in, const int32_t* rows, int64_t num_rows, int64_t row_bytes,
                   void* out) override;
   void Add(float* dst, const void* src, DType src_dtype, int64_t count) override;
@@ -136,6 +140,7 @@ class CudaBackend : public Backend {
   bool holds_next_ = false;  // the stream's
   std::unique_ptr<HostStaging> staging_;
   std::unique_ptr<RowLoader> row_loader_;
+  std::unique_ptr<KvOffload> kv_offload_;
   std::unique_ptr<Gemm> gemm_;
   std::unique_ptr<StepRecorder> recorder_;
   void* attention_workspace_ = nullptr;

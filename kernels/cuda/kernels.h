@@ -19,6 +19,7 @@
 #include "kernels/cuda/kernel_stream.h"
 #include "kernels/cuda/workspaces.h"
 #include "kernels/dtype.h"
+#include "kernels/kv_block_copies.h"
 #include "kernels/kv_cache_view.h"
 #include "kernels/logits_summary.h"
 #include "kernels/token_choice.h"
@@ -42,6 +43,11 @@ cudaError_t LaunchAdd(float* dst, const void* src, DType src_dtype, int64_t coun
 // Between steps: none of its kernels overlaps it.
 cudaError_t LaunchWriteBlockTables(const PlacedBlock* blocks, int64_t count, int32_t* block_tables,
                                    cudaStream_t stream);
+// To memory of cudaHostAlloc, by at most so many thread blocks at once: beside other kernels.
+cudaError_t LaunchOffloadKv(const KvBlockCopies& copies, int most_thread_blocks,
+                            cudaStream_t stream);
+// From there, by the whole device.
+cudaError_t LaunchRestoreKv(const KvBlockCopies& copies, cudaStream_t stream);
 cudaError_t LaunchSummarizeLogits(const LogitsSummaryArgs& args, cudaStream_t stream);
 cudaError_t LaunchChooseTokens(const TokenChoiceArgs& args, cudaStream_t stream);
 // The second part of the same: rows that are undecided and may go on.

@@ -8,6 +8,7 @@ set(LOCKSTEP_CUDA_SOURCES
   ${PROJECT_SOURCE_DIR}/kernels/cuda/attention_work.cc
   ${PROJECT_SOURCE_DIR}/kernels/cuda/chunk_kernels.cc
   ${PROJECT_SOURCE_DIR}/kernels/cuda/cuda_backend.cc
+  ${PROJECT_SOURCE_DIR}/kernels/cuda/cuda_backend_steps.cc
   ${PROJECT_SOURCE_DIR}/kernels/cuda/cuda_backend_weights.cc
   ${PROJECT_SOURCE_DIR}/kernels/cuda/cuda_status.cc
   ${PROJECT_SOURCE_DIR}/kernels/cuda/device_support.cc
@@ -19,6 +20,8 @@ set(LOCKSTEP_CUDA_SOURCES
   ${PROJECT_SOURCE_DIR}/kernels/cuda/gemm_fixed.cc
   ${PROJECT_SOURCE_DIR}/kernels/cuda/host_staging.cc
   ${PROJECT_SOURCE_DIR}/kernels/cuda/kernel_stream.cu
+  ${PROJECT_SOURCE_DIR}/kernels/cuda/kv_block_copies.cu
+  ${PROJECT_SOURCE_DIR}/kernels/cuda/kv_offload.cc
   ${PROJECT_SOURCE_DIR}/kernels/cuda/logits_summary.cu
   ${PROJECT_SOURCE_DIR}/kernels/cuda/made_up_batch.cc
   ${PROJECT_SOURCE_DIR}/kernels/cuda/row_digests.cu

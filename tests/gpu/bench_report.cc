@@ -45,6 +45,8 @@ void BenchReport::AddDevice(const std::string& description, const DeviceLimits& 
   report_["device"] = description;
   report_["limits"] = {{"read_gb_per_s", 1e-9 * limits.read_bytes_per_s},
                        {"copy_gb_per_s", 1e-9 * limits.copy_bytes_per_s},
+                       {"to_host_gb_per_s", 1e-9 * limits.to_host_bytes_per_s},
+                       {"to_device_gb_per_s", 1e-9 * limits.to_device_bytes_per_s},
                        {"bf16_tflop_per_s", 1e-12 * limits.bf16_flops_per_s},
                        {"fp8_tflop_per_s", 1e-12 * limits.fp8_flops_per_s},
                        {"brief_bf16_tflop_per_s", 1e-12 * limits.brief_bf16_flops_per_s},
@@ -57,6 +59,8 @@ void BenchReport::AddDevice(const std::string& description, const DeviceLimits& 
       1e-9 * limits.read_bytes_per_s, 1e-9 * limits.copy_bytes_per_s,
       1e-12 * limits.bf16_flops_per_s, 1e-12 * limits.fp8_flops_per_s,
       1e-12 * limits.brief_bf16_flops_per_s, 1e-12 * limits.brief_fp8_flops_per_s);
+  Print("         pinned memory: to the host {:.1f} GB/s, to the device {:.1f} GB/s\n",
+        1e-9 * limits.to_host_bytes_per_s, 1e-9 * limits.to_device_bytes_per_s);
 }
 
 void BenchReport::AddLoad(const nlohmann::json& load) {
@@ -110,6 +114,19 @@ void BenchReport::AddPrefill(const nlohmann::json& prefill) {
   Print("  with the head          {:9.1f} tokens/s  {:8.3f} ms\n",
         Number(prefill, "tokens") / Number(prefill, "seconds_with_head"),
         1e3 * Number(prefill, "seconds_with_head"));
+}
+
+void BenchReport::AddKvCopies(const nlohmann::json& copies) {
+  report_["kv_copies"] = copies;
+  Keep();
+  const auto print = [&](const char* what, const nlohmann::json& speed) {
+    Print("{:<24} {:9.1f} GB/s  {:5.1f} % of one copy's\n", what, Number(speed, "gb_per_s"),
+          100 * Number(speed, "share_of_copies"));
+  };
+  Print("{} blocks of a KV cache, {} pieces of {} bytes each:\n", Whole(copies, "blocks"),
+        Whole(copies, "pieces"), Whole(copies, "piece_bytes"));
+  print("  to the host", copies.at("offload"));
+  print("  back to the device", copies.at("restore"));
 }
 
 void BenchReport::BeginKernels(const nlohmann::json& step) {

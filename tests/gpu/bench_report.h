@@ -19,6 +19,7 @@ class BenchReport {
   void AddDecode(const nlohmann::json& decode);
   void AddGuesses(const nlohmann::json& guesses);
   void AddPrefill(const nlohmann::json& prefill);
+  void AddKvCopies(const nlohmann::json& copies);
   // A table of kernels (tests/gpu/step_kernels.h), line by line; EndKernels names those that would
   // gain the step the most at the device's limits. step: {"sequences", "new_tokens", "context"}.
   void BeginKernels(const nlohmann::json& step);

@@ -21,6 +21,7 @@ grep -q '^decode  *2 sequences  *[0-9.]*,' "$scratch/same" || fail "no line that
   fail "--no-overlap"
 grep -q '^decode  *2 sequences  *[0-9.]*,' "$scratch/same" || fail "no line that compares --no-overlap"
 for line in '^limits ' '^decode  *2 sequences' '^prefill ' '^  with both ' '^  with the head ' \
+  '^64 blocks of a KV cache, ' '^  to the host .* of one copy' '^  back to the device ' \
   '^  GPU idle .*between steps .*at copies' '^decode .* sequences .*with LM head and sampling [0-9.]*$' \
   '^2 x 1 tokens at context 20' '^1 x 16 tokens at context 16' '^gate and up product ' '^attention ' '^attention, fp8 cache ' '^LM head ' \
   '^summaries, sampled ' '^largest gaps of a step to the limits: ' '^times as fast as in bench-none.json'; do

@@ -14,6 +14,7 @@ namespace lockstep::bench {
 namespace {
 
 constexpr int64_t kBytes = int64_t{4} << 30;
+constexpr int64_t kHostBytes = int64_t{256} << 20;
 constexpr int64_t kSide = 8192;  // of the large product
 constexpr int kRepeats = 10;
 
@@ -118,6 +119,20 @@ Rates ProductRates(cudaStream_t stream, uint8_t* memory, bool is_fp8) {
   return {flops / SustainedSeconds(stream, best, multiply), flops / best};
 }
 
+void MeasureHostCopies(cudaStream_t stream, uint8_t* memory, DeviceLimits& limits) {
+  void* host = nullptr;
+  Check(cudaHostAlloc(&host, kHostBytes, 0));
+  limits.to_host_bytes_per_s =
+      kHostBytes / BestSeconds(stream, [&] {
+        Check(cudaMemcpyAsync(host, memory, kHostBytes, cudaMemcpyDeviceToHost, stream));
+      });
+  limits.to_device_bytes_per_s =
+      kHostBytes / BestSeconds(stream, [&] {
+        Check(cudaMemcpyAsync(memory, host, kHostBytes, cudaMemcpyHostToDevice, stream));
+      });
+  Check(cudaFreeHost(host));
+}
+
 }  // namespace
 
 DeviceLimits MeasureDeviceLimits(int device) {
@@ -143,6 +158,7 @@ DeviceLimits MeasureDeviceLimits(int device) {
                               Check(cudaMemcpyAsync(memory + kBytes / 2, memory, kBytes / 2,
                                                     cudaMemcpyDeviceToDevice, stream));
                             });
+  MeasureHostCopies(stream, memory, limits);
   if (10 * properties.major + properties.minor >= 89) {
     const Rates fp8 = ProductRates(stream, memory, true);
     limits.fp8_flops_per_s = fp8.sustained;

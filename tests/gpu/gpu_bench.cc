@@ -21,6 +21,7 @@
 #include "tests/bench/step_cost.h"
 #include "tests/gpu/bench_report.h"
 #include "tests/gpu/device_limits.h"
+#include "tests/gpu/kv_copy_speed.h"
 #include "tests/gpu/measuring.h"
 #include "tests/gpu/step_gaps.h"
 #include "tests/gpu/step_kernels.h"
@@ -244,6 +245,13 @@ std::vector<StepSize> KernelSizes(const BenchOptions& options) {
   return sizes;
 }
 
+// Blocks of the model's bf16 cache.
+KvCopySize CopiesOf(const ModelConfig& config, const BenchOptions& options) {
+  return {.num_pieces = 2 * config.num_layers,
+          .piece_bytes = 2 * kBlockSize * config.num_kv_heads * config.head_dim,
+          .num_calls = options.repeats};
+}
+
 int Main(int argc, char** argv) {
   BenchOptions options;
   CLI::App app{"Speed of the forward pass on one GPU."};
@@ -291,6 +299,7 @@ int Main(int argc, char** argv) {
     config = steps.config();
     steps.Run(limits);
   }
+  report.AddKvCopies(MeasureKvCopies(*backend, CopiesOf(config, options), limits));
   if (!options.compare.empty()) report.CompareWith(options.compare);
   KernelInputs inputs(*backend, options.rotated_mib << 20);
   for (const StepSize& size : KernelSizes(options)) {

@@ -3,6 +3,6 @@
 
 namespace lockstep::bench {
 
-DeviceLimits MeasureDeviceLimits(int) { return {1e9, 1e9, 1e9, 2e9, 1e9, 2e9}; }
+DeviceLimits MeasureDeviceLimits(int) { return {1e9, 1e9, 1e9, 1e9, 1e9, 2e9, 1e9, 2e9}; }
 
 }  // namespace lockstep::bench

@@ -122,6 +122,12 @@ __device__ inline T LoadFromCache2(const T* address) {
   return __ldcg(address);
 }
 
+// Of what nobody reads again soon: first to leave the caches.
+template <typename T>
+__device__ inline T LoadOnce(const T* address) {
+  return __ldcs(address);
+}
+
 // Has the second-level cache fetch bytes that will be read, where it can be asked (compute
 // capability 9.0); both are multiples of 16.
 __device__ inline void PrefetchToCache2(const void* address, uint32_t bytes) {

@@ -50,6 +50,10 @@ template <typename T>
 T LoadFromCache2(const T* address) {
   return *address;
 }
+template <typename T>
+T LoadOnce(const T* address) {
+  return *address;
+}
 
 uint32_t LoadAcquireSystem(const uint32_t* address);
 void StoreReleaseSystem(uint32_t* address, uint32_t value);
