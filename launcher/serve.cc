@@ -106,6 +106,10 @@ absl::StatusOr<ServePlan> CheckAll(const ServeOptions& options) {
   const int num_replicas = options.controller.replicas;
   ASSIGN_OR_RETURN(plan.launch,
                    UsageErrorIfInvalid(PlanLaunch(options.launch, grid, num_replicas)));
+  if (options.kv_cache.offload_gib.has_value() && options.controller.no_prefix_cache) {
+    return UsageErrorIfInvalid(absl::InvalidArgumentError(
+        "--kv-offload-gib keeps cached prefixes, of which there are none with --no-prefix-cache"));
+  }
   plan.rank = RankFlagsIn(plan.launch, num_replicas, options.rank);
   ASSIGN_OR_RETURN(plan.devices, DevicesOf(options.rank, plan.launch));
   RETURN_IF_ERROR(UsageErrorIfInvalid(CheckFormats(options.model, options.rank, plan.devices)));
@@ -189,8 +193,10 @@ absl::Status Serve(const ServeOptions& options, InterruptWatcher& interrupts, Se
                                              const std::string& worker_address) {
     // The ranks of one job find their places on hosts by themselves.
     const WorkerLaunch launch{
-        worker_address, replica, epoch, plan.capacity.num_kv_blocks, ranks_wait_seconds,
-        options.launch.allow_tp_across_nodes, options.controller.security.worker_tls,
+        worker_address, replica, epoch, plan.capacity.num_kv_blocks,
+        options.kv_cache.offload_gib.value_or(0) / (options.model.tp * options.model.pp),
+        ranks_wait_seconds, options.launch.allow_tp_across_nodes,
+        options.controller.security.worker_tls,
         // On one host ranks may be in a network namespace of their own.
         plan.launch.kind == LaunchPlan::Kind::kThisHost ? "" : plan.launch.network,
         options.controller.replicas > 1 ? FormatHostPlaces(plan.launch.PlacesOf(replica)) : "",
@@ -262,7 +268,7 @@ void AddServeCommand(CLI::App& program, CommandBody& chosen) {
                   "--gpu-memory-utilization leaves; "
                   "on CPUs of this host half of the free memory, at most 4, on those elsewhere at "
                   "most 1 a rank; no more than can be used)",
-                  options->kv_cache);
+                  "over all ranks of a replica", options->kv_cache);
   AddControllerFlags(*command, options->controller);
   AddRestartFlags(*command, options->restart);
   command->footer(

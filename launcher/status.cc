@@ -101,6 +101,14 @@ void AppendLoad(const v1::GetServerInfoResponse& info, const v1::GetStatusRespon
       FormatCount(status.kv_blocks_in_use()), FormatCount(status.kv_blocks_total()),
       Percent(status.kv_blocks_in_use(), status.kv_blocks_total()),
       FormatCount(status.kv_blocks_cached()), info.kv_block_size());
+  if (status.host_blocks_total() > 0) {
+    absl::StrAppendFormat(
+        &out, "on hosts  %s of %s copies of blocks (%.1f %%); %s blocks copied there, %s back\n",
+        FormatCount(status.host_blocks_in_use()), FormatCount(status.host_blocks_total()),
+        Percent(status.host_blocks_in_use(), status.host_blocks_total()),
+        FormatCount(static_cast<int64_t>(status.kv_blocks_offloaded())),
+        FormatCount(static_cast<int64_t>(status.kv_blocks_restored())));
+  }
   absl::StrAppendFormat(&out, "requests  %d accepted, %d finished, %d rejected%s, %d aborted\n",
                         status.requests_accepted(), status.requests_finished(),
                         status.requests_rejected(), RejectionsText(status.rejections()),

@@ -141,6 +141,10 @@ absl::StatusOr<WorkerOptions> MakeWorkerOptions(const WorkerCommandOptions& flag
   if (flags.kv_cache.gib.has_value()) {
     options.kv_cache_bytes = static_cast<int64_t>(std::llround(*flags.kv_cache.gib * 0x1p30));
   }
+  if (flags.kv_cache.offload_gib.has_value()) {
+    options.kv_offload_bytes =
+        static_cast<int64_t>(std::llround(*flags.kv_cache.offload_gib * 0x1p30));
+  }
   return options;
 }
 
@@ -277,7 +281,7 @@ void AddWorkerCommand(CLI::App& program, CommandBody& chosen) {
   AddKvCacheFlags(*command,
                   "KV cache of this rank (default: 1 at most; on a GPU what "
                   "--gpu-memory-utilization leaves)",
-                  options->kv_cache);
+                  "for this rank", options->kv_cache);
   command->footer(
       "Example, 16 ranks on two hosts:\n"
       "  lockstep controller MODEL --tp 8 --pp 2 --worker-listen 10.0.0.1:50052 "

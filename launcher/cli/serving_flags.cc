@@ -4,12 +4,15 @@
 #include <filesystem>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "kernels/base/usable_cores.h"
 #include "launcher/cli/add_command.h"
 #include "model/tokenizer/utf8.h"
 
 namespace lockstep {
 namespace {
+
+constexpr double kLeastGib = 1e-6;
 
 // Of what config.json and other servers call them.
 std::string ShortDTypeName(const std::string& name) {
@@ -170,16 +173,24 @@ void AddWeightCacheFlag(CLI::App& command, const char* help, RankFlags& flags) {
       ->group("Loading");
 }
 
-void AddKvCacheFlags(CLI::App& command, const char* help, KvCacheFlags& flags) {
+void AddKvCacheFlags(CLI::App& command, const char* help, const char* whose, KvCacheFlags& flags) {
   const char* group = "Limits";
   auto* gib = command.add_option("--kv-cache-gib", flags.gib, help)
                   ->type_name("GIB")
-                  ->check(Between(1e-6, 1e6))
+                  ->check(Between(kLeastGib, 1e6))
                   ->group(group);
   command.add_option("--num-kv-blocks", flags.num_blocks, "the same in blocks")
       ->type_name("N")
       ->check(Between(1, 1 << 30))
       ->excludes(gib)
+      ->group(group);
+  command
+      .add_option("--kv-offload-gib", flags.offload_gib,
+                  absl::StrCat("memory of hosts, ", whose,
+                               ", that keeps copies of cached prefixes: GPUs take those back for "
+                               "which their KV cache had no room (default: none)"))
+      ->type_name("GIB")
+      ->check(Between(kLeastGib, 1e6))
       ->group(group);
 }
 
@@ -329,6 +340,11 @@ std::vector<std::string> WorkerArguments(const ModelFlags& model, const RankFlag
   add("--pp", static_cast<uint64_t>(model.pp));
   if (rank.threads > 0) add("--threads-per-rank", static_cast<uint64_t>(rank.threads));
   if (launch.num_kv_blocks > 0) add("--num-kv-blocks", static_cast<uint64_t>(launch.num_kv_blocks));
+  if (launch.kv_offload_gib > 0) {
+    arguments.insert(
+        arguments.end(),
+        {"--kv-offload-gib", absl::StrFormat("%.9g", std::max(launch.kv_offload_gib, kLeastGib))});
+  }
   add("--block-size", static_cast<uint64_t>(model.block_size));
   add("--max-num-seqs", static_cast<uint64_t>(model.max_num_seqs));
   add("--max-batched-tokens", static_cast<uint64_t>(model.max_batched_tokens));

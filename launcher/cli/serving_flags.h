@@ -43,6 +43,7 @@ struct RankFlags {
 struct KvCacheFlags {
   std::optional<double> gib;  // over all ranks; of `worker`: of that rank
   std::optional<int64_t> num_blocks;
+  std::optional<double> offload_gib;  // of the host's memory, likewise
 };
 
 // What the controller alone decides.
@@ -73,8 +74,8 @@ void AddRankFlags(CLI::App& command, RankFlags& flags);
 CLI::Option* AddDTypeFlag(CLI::App& command, const std::vector<std::string>& names,
                           const char* help, std::string& dtype);
 void AddWeightCacheFlag(CLI::App& command, const char* help, RankFlags& flags);
-// help: of --kv-cache-gib.
-void AddKvCacheFlags(CLI::App& command, const char* help, KvCacheFlags& flags);
+// help: of --kv-cache-gib. whose: the memory of --kv-offload-gib.
+void AddKvCacheFlags(CLI::App& command, const char* help, const char* whose, KvCacheFlags& flags);
 void AddControllerFlags(CLI::App& command, ControllerFlags& flags);
 
 // num_cores for each of num_ranks ranks, at least one; of this machine, unless told.
@@ -87,6 +88,7 @@ struct WorkerLaunch {
   int replica = 0;
   uint64_t epoch = 1;
   int64_t num_kv_blocks = 0;  // 0: as many as a rank has room for
+  double kv_offload_gib = 0;  // of each rank
   // How long ranks that start wait for each other: longer than who watches them waits for all.
   int64_t preflight_seconds = 0;
   bool allow_tp_across_nodes = false;

@@ -55,6 +55,11 @@ void AddLoad(const Status& status, MetricFamilies& families) {
   families.Gauge("lockstep_kv_cache_blocks_cached",
                  "Free KV cache blocks that hold a reusable prefix.",
                  AsDouble(status.kv_blocks_cached()));
+  families.Gauge("lockstep_kv_host_blocks", "Copies of KV cache blocks that hosts have room for.",
+                 AsDouble(status.host_blocks_total()));
+  families.Gauge("lockstep_kv_host_blocks_in_use",
+                 "Copies of KV cache blocks with a reusable prefix in the hosts' memory.",
+                 AsDouble(status.host_blocks_in_use()));
 }
 
 void AddCounters(const Status& status, MetricFamilies& families) {
@@ -90,6 +95,11 @@ void AddCounters(const Status& status, MetricFamilies& families) {
   families.Counter("lockstep_draft_tokens_accepted_total",
                    "Guessed tokens that were right, and so generated.",
                    AsDouble(status.draft_tokens_accepted()));
+  families.Counter("lockstep_kv_blocks_offloaded_total", "KV cache blocks copied to the host.",
+                   AsDouble(status.kv_blocks_offloaded()));
+  families.Counter("lockstep_kv_blocks_restored_total",
+                   "KV cache blocks copied back from the host instead of being computed.",
+                   AsDouble(status.kv_blocks_restored()));
   families.Counter("lockstep_steps_total", "Steps computed.", AsDouble(status.num_steps()));
   families.Counter("lockstep_preemptions_total",
                    "Sequences that gave up their KV blocks for others, and were computed again.",

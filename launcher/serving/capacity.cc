@@ -1,5 +1,8 @@
 #include "launcher/serving/capacity.h"
 
+#include <algorithm>
+#include <cmath>
+
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "launcher/cli/values.h"
@@ -23,9 +26,19 @@ absl::StatusOr<std::vector<RankShard>> ShardsOn(const CapacityInputs& inputs, bo
                     {held, quantization, inputs.devices.multiply_fp8, WantsFp8Cache(inputs)});
 }
 
+int64_t OffloadBytes(const CapacityInputs& inputs) {
+  return static_cast<int64_t>(std::llround(inputs.kv_cache.offload_gib.value_or(0) * 0x1p30));
+}
+
+// Of the memory that weights and cache may take.
+int64_t OffloadBytesBeside(const CapacityInputs& inputs) {
+  return inputs.devices.may_be_gpus() ? 0 : OffloadBytes(inputs) * inputs.num_replicas;
+}
+
 // What a replica may take, its weights among it.
 int64_t MemoryOfReplica(const CapacityInputs& inputs, int64_t weight_bytes) {
-  const int64_t bytes = inputs.devices.memory_bytes;
+  const int64_t bytes =
+      std::max<int64_t>(inputs.devices.memory_bytes - OffloadBytesBeside(inputs), 0);
   if (!inputs.share_weights) return bytes / inputs.num_replicas;
   return bytes < weight_bytes ? bytes : weight_bytes + (bytes - weight_bytes) / inputs.num_replicas;
 }
@@ -37,6 +50,12 @@ std::string ForEachReplica(const CapacityInputs& inputs) {
 
 absl::Status CheckMemory(const CapacityInputs& inputs, const PlannedCapacity& capacity,
                          int64_t block_bytes) {
+  if (const int64_t beside = OffloadBytesBeside(inputs); beside > inputs.devices.memory_bytes) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("copies of KV blocks would take ", FormatBytes(beside), ", ",
+                     FormatBytes(inputs.devices.memory_bytes),
+                     " of memory are available on this host: lower --kv-offload-gib"));
+  }
   const int64_t memory_bytes = MemoryOfReplica(inputs, capacity.weight_bytes);
   if (capacity.weight_bytes > memory_bytes) {
     return absl::ResourceExhaustedError(absl::StrCat(
@@ -96,14 +115,24 @@ absl::StatusOr<PlannedCapacity> PlanCapacity(const CapacityInputs& inputs) {
                         .num_blocks = inputs.kv_cache.num_blocks,
                         .gib = inputs.kv_cache.gib});
   RETURN_IF_ERROR(CheckMemory(inputs, capacity, block_bytes));
+  capacity.offload_bytes = OffloadBytes(inputs);
+  capacity.offloads_within_host = OffloadBytesBeside(inputs) > 0;
   return capacity;
 }
 
 std::vector<std::string> CacheWarnings(const PlannedCapacity& capacity, const ModelConfig& config) {
-  if (!capacity.has_fp8_cache || !config.has_qkv_bias()) return {};
-  return {
-      "this model's keys have biases: where these are large, an fp8 KV cache loses what answers "
-      "need (`lockstep eval` tells)"};
+  std::vector<std::string> warnings;
+  if (capacity.has_fp8_cache && config.has_qkv_bias()) {
+    warnings.push_back(
+        "this model's keys have biases: where these are large, an fp8 KV cache loses what answers "
+        "need (`lockstep eval` tells)");
+  }
+  if (capacity.offloads_within_host) {
+    warnings.push_back(
+        "ranks on CPUs have their KV cache in the host's memory: --kv-cache-gib makes more of it "
+        "than --kv-offload-gib");
+  }
+  return warnings;
 }
 
 }  // namespace lockstep

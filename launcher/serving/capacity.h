@@ -31,7 +31,9 @@ struct PlannedCapacity {
   int64_t kv_bytes_per_token = 0;  // all ranks
   bool has_fp8_cache = false;
   int64_t num_kv_blocks = 0;
-  int64_t max_model_len = 0;  // as asked for, or the model's; the cache may hold less
+  int64_t offload_bytes = 0;          // of the hosts' memory, all ranks
+  bool offloads_within_host = false;  // of memory that the cache could have itself
+  int64_t max_model_len = 0;          // as asked for, or the model's; the cache may hold less
 };
 
 // Without a flag the cache gets half of the memory that the weights leave, at most 4 GiB, and never

@@ -37,4 +37,22 @@ std::vector<std::string> LayoutLines(const ShownLayout& layout, const PlannedCap
   return lines;
 }
 
+std::vector<std::string> CacheLines(const ShownCache& cache) {
+  const int64_t tokens = cache.num_blocks * cache.block_size;
+  const int64_t sequence_blocks = (cache.max_model_len + cache.block_size - 1) / cache.block_size;
+  const int64_t sequences = cache.num_blocks / std::max<int64_t>(1, sequence_blocks);
+  std::vector<std::string> lines = {absl::StrFormat(
+      "KV cache %s blocks of %d tokens%s = %s tokens, %s sequence%s of %s; %s in all",
+      FormatCount(cache.num_blocks), cache.block_size, cache.is_fp8 ? " in fp8" : "",
+      FormatCount(tokens), FormatCount(sequences), sequences == 1 ? "" : "s",
+      FormatCount(cache.max_model_len), FormatBytes(tokens * cache.bytes_per_token))};
+  if (cache.num_host_blocks == 0) return lines;
+  const int64_t copied_tokens = cache.num_host_blocks * cache.block_size;
+  lines.push_back(
+      absl::StrFormat("         copies of %s blocks = %s tokens in the memory of hosts; %s in all",
+                      FormatCount(cache.num_host_blocks), FormatCount(copied_tokens),
+                      FormatBytes(copied_tokens * cache.bytes_per_token)));
+  return lines;
+}
+
 }  // namespace lockstep

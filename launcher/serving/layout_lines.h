@@ -1,6 +1,7 @@
-// Which ranks a launch has and what they hold, as people read it. Pure.
+// Which ranks a launch has and what they hold and cache, as people read it. Pure.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -17,5 +18,15 @@ struct ShownLayout {
 };
 // The whole, then each stage with its layers, ranks and the largest rank's weights.
 std::vector<std::string> LayoutLines(const ShownLayout& layout, const PlannedCapacity& capacity);
+
+struct ShownCache {
+  int64_t num_blocks = 0;
+  int64_t num_host_blocks = 0;  // copies
+  int block_size = 0;
+  bool is_fp8 = false;
+  int64_t max_model_len = 0;
+  int64_t bytes_per_token = 0;  // of all ranks
+};
+std::vector<std::string> CacheLines(const ShownCache& cache);
 
 }  // namespace lockstep

@@ -315,6 +315,7 @@ void ServeReport::Serving(const ControllerEvent& event, const std::string& addre
                                                    {"tp", tp_},
                                                    {"pp", pp_},
                                                    {"num_kv_blocks", event.num_kv_blocks},
+                                                   {"num_host_blocks", event.num_host_blocks},
                                                    {"kv_capacity_tokens", tokens},
                                                    {"max_model_len", event.max_model_len},
                                                    {"full_length_sequences", sequences}});
@@ -325,12 +326,11 @@ void ServeReport::Serving(const ControllerEvent& event, const std::string& addre
                               seconds, event.epoch));
     return;
   }
-  PrintLine(absl::StrFormat(
-      "%sKV cache %s blocks of %d tokens%s = %s tokens, %s sequence%s of %s; %s in all",
-      Prefix(event.replica), FormatCount(event.num_kv_blocks), block_size_,
-      has_fp8_cache_ ? " in fp8" : "", FormatCount(tokens), FormatCount(sequences),
-      sequences == 1 ? "" : "s", FormatCount(event.max_model_len),
-      FormatBytes(tokens * kv_bytes_per_token_)));
+  const ShownCache cache{event.num_kv_blocks, event.num_host_blocks, block_size_,
+                         has_fp8_cache_,      event.max_model_len,   kv_bytes_per_token_};
+  for (const std::string& line : CacheLines(cache)) {
+    PrintLine(absl::StrCat(Prefix(event.replica), line));
+  }
   PrintLine(absl::StrFormat("%sServing %s on %s (tp %d x pp %d), ready in %.1f s",
                             Prefix(event.replica), name_, address, tp_, pp_, seconds));
 }

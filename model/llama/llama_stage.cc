@@ -363,4 +363,9 @@ absl::Status LlamaStage::AllocateKvCache(int64_t num_blocks) {
   return kv_cache_.Allocate(backend_, num_blocks);
 }
 
+absl::Status LlamaStage::AllocateHostBlocks(int64_t num_blocks,
+                                            const std::function<void()>& on_progress) {
+  return kv_cache_.AllocateHostBlocks(backend_, num_blocks, on_progress);
+}
+
 }  // namespace lockstep

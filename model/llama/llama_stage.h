@@ -14,6 +14,7 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -84,6 +85,15 @@ class LlamaStage {
   // Before the first Forward; again, it forgets what was cached and has another size.
   // RESOURCE_EXHAUSTED with the bytes wanted.
   absl::Status AllocateKvCache(int64_t num_blocks);
+  // Memory of the host for copies of so many blocks, which may be none; again, it forgets what was
+  // there. Errors as HostKvBlocks::Allocate's.
+  absl::Status AllocateHostBlocks(int64_t num_blocks, const std::function<void()>& on_progress);
+  int64_t num_host_blocks() const { return kv_cache_.num_host_blocks(); }
+  // Before the Forward of each step that has new blocks or is to copy some: StageKvCache::Copy.
+  absl::Status CopyBlocks(std::span<const BlockCopy> offloaded, std::span<const BlockCopy> restored,
+                          std::span<const NewBlock> granted) {
+    return kv_cache_.Copy(backend_, offloaded, restored, granted);
+  }
   // Runs steps of every size once where the backend learns from it, so that none is slow later, and
   // keeps those that repeat: afterwards all memory that steps need has been taken. All ranks
   // together, with a cache that nobody uses yet and that has room for them. Errors as Forward's.

@@ -1,5 +1,7 @@
 #include "model/llama/stage_kv_cache.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_format.h"
 #include "kernels/base/status_macros.h"
 #include "model/checkpoint/kv_scales.h"
@@ -61,6 +63,74 @@ absl::Status StageKvCache::Allocate(Backend& backend, int64_t num_blocks) {
     next += 2 * half_layer_bytes;
   }
   num_blocks_ = num_blocks;
+  return absl::OkStatus();
+}
+
+absl::Status StageKvCache::Check(std::span<const BlockCopy> copies) const {
+  for (const BlockCopy& copy : copies) {
+    const bool is_there = copy.block >= 0 && copy.block < num_blocks_ && copy.host_block >= 0 &&
+                          copy.host_block < num_host_blocks();
+    if (is_there) continue;
+    return absl::InvalidArgumentError(
+        absl::StrFormat("a copy between block %d of %d and block %d of the host's %d", copy.block,
+                        num_blocks_, copy.host_block, num_host_blocks()));
+  }
+  return absl::OkStatus();
+}
+
+// In the order in which Allocate has laid it out, a block has a piece in each half of a layer.
+KvBlockCopies StageKvCache::Place(std::span<const BlockCopy> copies) {
+  placed_.clear();
+  for (const BlockCopy& copy : copies) {
+    placed_.push_back({copy.block, host_blocks_.at(copy.host_block)});
+  }
+  const int64_t num_pieces = 2 * static_cast<int64_t>(layers_.size());
+  return {.cache = memory_.as<std::byte>(),
+          .num_pieces = num_pieces,
+          .num_blocks = num_blocks_,
+          .piece_bytes = block_bytes() / num_pieces,
+          .copies = placed_};
+}
+
+bool StageKvCache::MustAwait(std::span<const BlockCopy> offloaded,
+                             std::span<const BlockCopy> restored,
+                             std::span<const NewBlock> granted) {
+  is_offloaded_.resize(static_cast<size_t>(num_blocks_));
+  is_copied_to_.resize(static_cast<size_t>(num_host_blocks()));
+  const auto mark = [&](bool value) {
+    for (const BlockCopy& copy : offloaded) {
+      is_offloaded_[static_cast<size_t>(copy.block)] = value;
+      is_copied_to_[static_cast<size_t>(copy.host_block)] = value;
+    }
+  };
+  mark(true);
+  const bool must = std::any_of(granted.begin(), granted.end(),
+                                [&](const NewBlock& one) {
+                                  return is_offloaded_[static_cast<size_t>(one.block)];
+                                }) ||
+                    std::any_of(restored.begin(), restored.end(), [&](const BlockCopy& copy) {
+                      return is_copied_to_[static_cast<size_t>(copy.host_block)];
+                    });
+  mark(false);
+  return must;
+}
+
+absl::Status StageKvCache::Copy(Backend& backend, std::span<const BlockCopy> offloaded,
+                                std::span<const BlockCopy> restored,
+                                std::span<const NewBlock> granted) {
+  RETURN_IF_ERROR(Check(offloaded));
+  RETURN_IF_ERROR(Check(restored));
+  for (const NewBlock& one : granted) {
+    if (one.block >= 0 && one.block < num_blocks_) continue;
+    return absl::InvalidArgumentError(
+        absl::StrFormat("block %d is granted, there are %d", one.block, num_blocks_));
+  }
+  backend.AwaitOffloads();
+  if (!offloaded.empty()) {
+    backend.OffloadKv(Place(offloaded));
+    if (MustAwait(offloaded, restored, granted)) backend.AwaitOffloads();
+  }
+  if (!restored.empty()) backend.RestoreKv(Place(restored));
   return absl::OkStatus();
 }
 

@@ -1,10 +1,12 @@
 // A stage's share of the paged KV cache: one allocation, its layers one after the other, of each
-// the keys before the values.
+// the keys before the values. And of the host's memory that keeps copies of its blocks.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -14,7 +16,10 @@
 #include "kernels/device_buffer.h"
 #include "kernels/kv_cache_view.h"
 #include "model/checkpoint/checkpoint.h"
+#include "model/llama/block_copy.h"
+#include "model/llama/host_kv_blocks.h"
 #include "model/llama/stage_shape.h"
+#include "model/llama/step_batch.h"
 #include "model/llama/weights.h"
 
 namespace lockstep {
@@ -46,11 +51,33 @@ class StageKvCache {
   // Anew. INVALID_ARGUMENT (num_blocks), RESOURCE_EXHAUSTED with the bytes wanted.
   absl::Status Allocate(Backend& backend, int64_t num_blocks);
 
+  // As HostKvBlocks::Allocate.
+  absl::Status AllocateHostBlocks(Backend& backend, int64_t num_blocks,
+                                  const std::function<void()>& on_progress) {
+    return host_blocks_.Allocate(backend, num_blocks, block_bytes(), on_progress);
+  }
+  int64_t num_host_blocks() const { return host_blocks_.num_blocks(); }
+  // Copies to the host, which may run beside what is issued later, then those from it. What is
+  // issued later may write to those of the first that are granted now (blocks), to the others
+  // after it was called again. INVALID_ARGUMENT (a block that there is not), before any was copied.
+  absl::Status Copy(Backend& backend, std::span<const BlockCopy> offloaded,
+                    std::span<const BlockCopy> restored, std::span<const NewBlock> granted);
+
  private:
+  absl::Status Check(std::span<const BlockCopy> copies) const;
+  // Whether what is granted or restored needs one of the copies.
+  bool MustAwait(std::span<const BlockCopy> offloaded, std::span<const BlockCopy> restored,
+                 std::span<const NewBlock> granted);
+  KvBlockCopies Place(std::span<const BlockCopy> copies);
+
   KvCacheView shape_;
   std::vector<KvCacheView> layers_;
   int64_t num_blocks_ = 0;
   DeviceBuffer memory_;
+  HostKvBlocks host_blocks_;
+  std::vector<KvBlockCopy> placed_;  // scratch, like the next
+  std::vector<bool> is_offloaded_;   // [num_blocks]
+  std::vector<bool> is_copied_to_;   // [num_host_blocks]
 };
 
 }  // namespace lockstep

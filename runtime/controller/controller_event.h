@@ -56,7 +56,7 @@ struct ControllerEvent {
     kRankLoading,    // bytes_done, bytes_total
     kRankLoaded,     // bytes_done = bytes_total = the rank's shard, weight_bytes, message = backend
     kRankRehearsed,  // memory
-    kServing,        // num_kv_blocks, max_model_len
+    kServing,        // num_kv_blocks, num_host_blocks, max_model_len
     kRankLost,       // message names rank, host, stage and last operation
     kFailed,         // message: the cause; nothing is served until the next epoch
     kWarning,        // message
@@ -83,6 +83,7 @@ struct ControllerEvent {
   int64_t mapped_bytes = 0;          // of them, packed by an earlier start
   std::optional<RankMemory> memory;  // of a GPU
   int64_t num_kv_blocks = 0;
+  int64_t num_host_blocks = 0;
   int64_t max_model_len = 0;
   ServedLoad served;
   std::optional<SpeedPrediction> prediction;  // of that load

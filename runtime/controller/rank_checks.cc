@@ -22,14 +22,14 @@ absl::Status CheckCount(absl::string_view field, int64_t value, int64_t low) {
       absl::StrCat(field, " ", value, " is outside [", low, ", ", kMaxCount, "]"));
 }
 
-namespace {
-
 absl::Status CheckKvBlocks(absl::string_view name, int64_t blocks) {
   RETURN_IF_ERROR(CheckCount(name, blocks));
   if (blocks <= kMaxKvBlocks) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat(name, " ", blocks, " is more than ", kMaxKvBlocks));
 }
+
+namespace {
 
 absl::Status CheckGpuMemory(const v1::GpuMemory& memory) {
   RETURN_IF_ERROR(CheckCount("GpuMemory.total_bytes", memory.total_bytes()));

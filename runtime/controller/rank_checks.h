@@ -14,6 +14,8 @@ inline constexpr int64_t kMaxKvBlocks = int64_t{1} << 30;  // block ids are int3
 
 // Bytes, blocks and the like: at least low, and such that sums of two stay inside int64.
 absl::Status CheckCount(absl::string_view field, int64_t value, int64_t low = 0);
+// From 0 to kMaxKvBlocks.
+absl::Status CheckKvBlocks(absl::string_view field, int64_t blocks);
 absl::Status CheckNumerics(const v1::Numerics& numerics);
 absl::Status CheckGpu(const v1::Gpu& gpu);
 // Also one that is not there.

@@ -153,6 +153,7 @@ absl::Status RankRoster::OnLoaded(int rank, const v1::Loaded& loaded, absl::Time
   RETURN_IF_ERROR(CheckCount("Loaded.shard_bytes", loaded.shard_bytes()));
   RETURN_IF_ERROR(CheckCount("Loaded.mapped_bytes", loaded.mapped_bytes()));
   RETURN_IF_ERROR(CheckCount("Loaded.kv_block_bytes", loaded.kv_block_bytes(), 1));
+  RETURN_IF_ERROR(CheckKvBlocks("Loaded.max_host_blocks", loaded.max_host_blocks()));
   RETURN_IF_ERROR(CheckKvRoom(loaded.kv_room()));
   last_progress_ = now;
   ranks_[rank].stage = Stage::kLoaded;
@@ -257,6 +258,15 @@ int RankRoster::TightestRank() const {
   return static_cast<int>(tightest - ranks_.begin());
 }
 
+int RankRoster::FewestHostBlocksRank() const {
+  LS_CHECK(AllLoaded());
+  const auto fewest =
+      std::min_element(ranks_.begin(), ranks_.end(), [](const Rank& a, const Rank& b) {
+        return a.loaded.max_host_blocks() < b.loaded.max_host_blocks();
+      });
+  return static_cast<int>(fewest - ranks_.begin());
+}
+
 void RankRoster::Rehearse() {
   v1::ToRank message;
   message.mutable_rehearse();
@@ -265,9 +275,10 @@ void RankRoster::Rehearse() {
   SendAll(SerializeMessage(message));
 }
 
-void RankRoster::StartServing(int64_t num_kv_blocks) {
+void RankRoster::StartServing(int64_t num_kv_blocks, int64_t num_host_blocks) {
   v1::ToRank message;
   message.mutable_start()->set_num_kv_blocks(num_kv_blocks);
+  message.mutable_start()->set_num_host_blocks(num_host_blocks);
   for (Rank& rank : ranks_) rank.stage = Stage::kStarting;
   were_told_to_start_ = true;
   SendAll(SerializeMessage(message));

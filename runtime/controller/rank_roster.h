@@ -80,13 +80,15 @@ class RankRoster {
   int SmallestRank() const;
   // Likewise: that the fewest fit with nothing to spare.
   int TightestRank() const;
+  // Likewise: whose host keeps the fewest copies of blocks.
+  int FewestHostBlocksRank() const;
   const v1::Loaded& loaded(int rank) const { return ranks_[rank].loaded; }
   // Likewise.
   const v1::KvRoom& kv_room(int rank) const { return ranks_[rank].kv_room; }
   // Tells every rank to rehearse.
   void Rehearse();
   // Tells every rank to allocate its cache.
-  void StartServing(int64_t num_kv_blocks);
+  void StartServing(int64_t num_kv_blocks, int64_t num_host_blocks);
   bool WereToldToStart() const { return were_told_to_start_; }
 
   void SendAll(const grpc::ByteBuffer& message);

@@ -81,8 +81,9 @@ class BlockTable {
   bool Grow(int64_t count) { return pool_->Allocate(count, blocks_); }
   void Share(int32_t block) {
     pool_->AddReference(block);
-    blocks_.push_back(block);
+    Adopt(block);
   }
+  void Adopt(int32_t block) { blocks_.push_back(block); }  // with a reference of the caller's
   // Last block first: a prefix is worth more than what follows it, so its beginning is evicted
   // last.
   void Clear() {

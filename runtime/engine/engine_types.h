@@ -1,6 +1,7 @@
 // What goes into the engine and what comes out, besides plans.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -13,6 +14,8 @@ namespace lockstep::engine {
 
 struct EngineConfig {
   int64_t num_blocks = 0;
+  // Of the host's memory, in which cached prefixes stay that num_blocks have no room for.
+  int64_t num_host_blocks = 0;
   int block_size = 16;  // tokens
   int max_num_seqs =
       256;  // slots: sequences that run at once; no more than max_batched_tokens are used
@@ -25,13 +28,19 @@ struct EngineConfig {
   // pp: micro-batches in flight; a sequence decodes at most once in any pp consecutive steps,
   // unless its last token has already come back.
   int pipeline_depth = 1;
-  int max_steps_in_flight = 2;  // pp + 1
-  bool enable_prefix_cache = true;
+  int max_steps_in_flight = 2;      // pp + 1
+  bool enable_prefix_cache = true;  // if not, num_host_blocks are not used
   std::vector<int32_t> eos_token_ids;
   int64_t vocab_size = 0;    // sampled tokens must be below; 0 = unknown
   int max_draft_tokens = 0;  // that an output may guess in a step; 0: it does not
   // All guesses of a step: beyond some rows, a step is no longer bound by reading the weights.
   int max_step_drafts = 32;
+
+  // Blocks that one plan copies to the host: as many as steps compute, and some more.
+  int64_t max_offloads() const { return 2 * (max_batched_tokens / block_size) + max_num_seqs; }
+  // And back, unless for a single sequence: all others wait. Over PCIe a token's keys and values
+  // take less than a tenth of the time that it takes to compute them.
+  int64_t max_restores() const { return std::max(8 * max_batched_tokens / block_size, 1); }
 };
 
 // With so many losses in a row a request runs alone.
@@ -97,6 +106,10 @@ struct EngineStats {
   int64_t blocks_total = 0;
   int64_t blocks_in_use = 0;  // owned by sequences
   int64_t blocks_cached = 0;  // free but holding a reusable prefix
+  int64_t host_blocks_total = 0;
+  int64_t host_blocks_in_use = 0;  // that hold a reusable prefix
+  uint64_t blocks_offloaded = 0;
+  uint64_t blocks_restored = 0;
   uint64_t num_preemptions = 0;
   uint64_t num_steps = 0;
   int64_t steps_in_flight = 0;

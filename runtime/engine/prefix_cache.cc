@@ -7,6 +7,18 @@
 
 namespace lockstep::engine {
 
+PrefixCache::PrefixCache(BlockPool& pool, int block_size, int64_t num_host_blocks,
+                         uint64_t hash_mask)
+    : pool_(pool), block_size_(block_size), hash_mask_(hash_mask) {
+  if (num_host_blocks == 0) return;
+  host_blocks_.emplace(num_host_blocks, [this](uint64_t hash) { ForgetHostBlock(hash); });
+  is_to_be_offloaded_.resize(pool.num_blocks());
+}
+
+int64_t PrefixCache::Match::num_to_restore() const {
+  return std::count(blocks.begin(), blocks.end(), kNoBlock);
+}
+
 uint64_t PrefixCache::Hash(std::string_view salt, Node parent,
                            std::span<const int32_t> tokens) const {
   uint64_t hash = Mix(parent, salt.size());
@@ -36,6 +48,7 @@ PrefixCache::Match PrefixCache::Lookup(std::string_view salt, std::span<const in
     const Entry* entry = Find(Hash(salt, parent, block_tokens), salt, parent, block_tokens);
     if (entry == nullptr) break;
     match.blocks.push_back(entry->block);
+    match.host_blocks.push_back(entry->host_block);
     match.nodes.push_back(entry->node);
     salt = {};  // named once, at the root of the chain
   }
@@ -47,19 +60,25 @@ PrefixCache::Node PrefixCache::Register(std::string_view salt, Node parent,
   LS_CHECK_EQ(static_cast<int>(tokens.size()), block_size_);
   if (parent != kRoot) salt = {};
   const uint64_t hash = Hash(salt, parent, tokens);
-  if (const Entry* entry = Find(hash, salt, parent, tokens)) {
-    if (entry->block != block) {
-      entries_.at(hash).twins.push_back(block);
+  if (Find(hash, salt, parent, tokens) != nullptr) {
+    Entry& entry = entries_.at(hash);
+    if (entry.block != block) {
+      if (entry.block == kNoBlock) {
+        entry.block = block;
+      } else {
+        entry.twins.push_back(block);
+      }
       Mark(block, hash);
     }
-    return entry->node;
+    return entry.node;
   }
   const Node node = next_node_++;
-  Entry entry{block, node, parent, std::string(salt), {tokens.begin(), tokens.end()}};
+  Entry entry{block, kNoBlock, node, parent, std::string(salt), {tokens.begin(), tokens.end()}};
   // On a true collision the newcomer stays unnamed; its children hang from a node that nobody
   // finds.
   if (!entries_.try_emplace(hash, std::move(entry)).second) return node;
   Mark(block, hash);
+  WantOffload(block);
   return node;
 }
 
@@ -76,6 +95,8 @@ void PrefixCache::Evict(int32_t block) {
   if (std::vector<int32_t>& twins = entry->second.twins; !twins.empty()) {
     entry->second.block = twins.back();
     twins.pop_back();
+  } else if (entry->second.host_block != kNoBlock) {
+    entry->second.block = kNoBlock;
   } else {
     entries_.erase(entry);
   }
@@ -85,7 +106,14 @@ bool PrefixCache::Keeps(int32_t block) {
   const auto it = hash_of_block_.find(block);
   LS_CHECK(it != hash_of_block_.end()) << "block " << block;
   Entry& entry = entries_.at(it->second);
-  if (entry.block == block) return true;
+  if (entry.block == block) {
+    if (entry.host_block != kNoBlock) {
+      host_blocks_->Touch(entry.host_block);
+    } else {
+      WantOffload(block);
+    }
+    return true;
+  }
   std::erase(entry.twins, block);
   hash_of_block_.erase(it);
   return false;
@@ -98,6 +126,74 @@ void PrefixCache::Clear() {
   for (int32_t block : blocks) pool_.Unmark(block);
   hash_of_block_.clear();
   entries_.clear();
+  if (!host_blocks_) return;
+  host_blocks_->Clear();
+  to_offload_.clear();
+  is_to_be_offloaded_.assign(is_to_be_offloaded_.size(), false);
+}
+
+void PrefixCache::WantOffload(int32_t block) {
+  if (!host_blocks_ || is_to_be_offloaded_[block]) return;
+  is_to_be_offloaded_[block] = true;
+  to_offload_.push_back(block);
+}
+
+std::vector<BlockCopy> PrefixCache::TakeOffloads(int64_t most) {
+  std::vector<BlockCopy> copies;
+  size_t num_seen = 0;
+  // No copy that is made now gives way to another one.
+  most = host_blocks_ ? std::min(most, host_blocks_->num_blocks()) : 0;
+  while (num_seen < to_offload_.size() && std::ssize(copies) < most) {
+    const int32_t block = to_offload_[num_seen++];
+    is_to_be_offloaded_[block] = false;
+    const auto it = hash_of_block_.find(block);
+    if (it == hash_of_block_.end()) continue;
+    Entry& entry = entries_.at(it->second);
+    if (entry.block != block || entry.host_block != kNoBlock) continue;
+    // The entry stays, whichever copy gives way: it has a block.
+    entry.host_block = host_blocks_->Take(it->second);
+    copies.push_back({block, entry.host_block});
+  }
+  to_offload_.erase(to_offload_.begin(), to_offload_.begin() + num_seen);
+  return copies;
+}
+
+void PrefixCache::Restore(int32_t host_block, int32_t block) {
+  const uint64_t hash = host_blocks_->NameOf(host_block);
+  Entry& entry = entries_.at(hash);
+  LS_CHECK_EQ(entry.host_block, host_block);
+  LS_CHECK_EQ(entry.block, kNoBlock) << "host block " << host_block;
+  entry.block = block;
+  Mark(block, hash);
+  host_blocks_->Touch(host_block);
+}
+
+void PrefixCache::CheckInvariants() const {
+  size_t num_blocks = 0;
+  int64_t num_host_blocks = 0;
+  for (const auto& [hash, entry] : entries_) {
+    LS_CHECK(entry.block != kNoBlock || (entry.host_block != kNoBlock && entry.twins.empty()));
+    if (entry.block != kNoBlock) {
+      ++num_blocks;
+      LS_CHECK_EQ(hash_of_block_.at(entry.block), hash) << "block " << entry.block;
+    }
+    for (const int32_t twin : entry.twins) LS_CHECK_EQ(hash_of_block_.at(twin), hash);
+    num_blocks += entry.twins.size();
+    if (entry.host_block == kNoBlock) continue;
+    ++num_host_blocks;
+    LS_CHECK_EQ(host_blocks_->NameOf(entry.host_block), hash) << "host block " << entry.host_block;
+  }
+  LS_CHECK_EQ(num_blocks, hash_of_block_.size());
+  if (!host_blocks_) return;
+  host_blocks_->CheckInvariants();
+  LS_CHECK_EQ(num_host_blocks, host_blocks_->num_in_use());
+}
+
+void PrefixCache::ForgetHostBlock(uint64_t hash) {
+  const auto entry = entries_.find(hash);
+  LS_CHECK(entry != entries_.end());
+  entry->second.host_block = kNoBlock;
+  if (entry->second.block == kNoBlock) entries_.erase(entry);
 }
 
 }  // namespace lockstep::engine

@@ -17,7 +17,8 @@ Scheduler::Scheduler(const EngineConfig& config)
       pool_(
           config.num_blocks, [this](int32_t block) { prefix_cache_.Evict(block); },
           [this](int32_t block) { return prefix_cache_.Keeps(block); }),
-      prefix_cache_(pool_, config.block_size) {
+      prefix_cache_(pool_, config.block_size,
+                    config.enable_prefix_cache ? config.num_host_blocks : 0) {
   running_.reserve(slots_.num_slots());
   candidates_.reserve(slots_.num_slots());
 }
@@ -30,12 +31,14 @@ std::optional<Scheduler::Step> Scheduler::Schedule(uint64_t step_id, const Reque
   num_opened_tokens_ = 0;
   uint64_t num_preemptions;
   if (AwaitsGuesser()) return std::nullopt;
+  // Before their blocks may be given to others.
+  if (plan_.offloaded.empty()) plan_.offloaded = prefix_cache_.TakeOffloads(config_.max_offloads());
   do {
-    num_preemptions = num_preemptions_;
+    num_preemptions = counts_.num_preemptions;
     ScheduleDecodes();
     SchedulePrompts();
     // When all that was chosen gave way to itself, others can move now.
-  } while (chunks_.empty() && decodes_.empty() && num_preemptions_ != num_preemptions);
+  } while (chunks_.empty() && decodes_.empty() && counts_.num_preemptions != num_preemptions);
   return TakeStep();
 }
 
@@ -105,7 +108,8 @@ void Scheduler::AddWork(Sequence& sequence, int64_t num_tokens, std::vector<int3
   }
   budget_ -= num_tokens + num_drafts;
   const auto prompt_length = static_cast<int64_t>(sequence.request.given.prompt.size());
-  prompt_tokens_computed_ += std::clamp(prompt_length - sequence.computed, int64_t{0}, num_tokens);
+  counts_.prompt_tokens_computed +=
+      std::clamp(prompt_length - sequence.computed, int64_t{0}, num_tokens);
   sequence.computed += num_tokens;
   if (entry.sample) {
     ++sequence.samples_in_flight;
@@ -114,7 +118,7 @@ void Scheduler::AddWork(Sequence& sequence, int64_t num_tokens, std::vector<int3
   ++sequence.steps_in_flight;
   ++sequence.request.steps_in_flight;
   sequence.has_drafts_in_flight = num_drafts > 0;
-  draft_tokens_ += num_drafts;
+  counts_.draft_tokens += num_drafts;
   const bool is_decode = num_tokens == 1 && entry.sample;
   // With drafts it has several rows, as a chunk.
   (is_decode && num_drafts == 0 ? decodes_ : chunks_).push_back(std::move(entry));
@@ -125,6 +129,8 @@ std::optional<Scheduler::Step> Scheduler::TakeStep() {
   Step step;
   step.plan = std::exchange(plan_, {});
   step.plan.step_id = step_id_;
+  counts_.blocks_offloaded += step.plan.offloaded.size();
+  counts_.blocks_restored += step.plan.restored.size();
   step.entries.reserve(chunks_.size() + decodes_.size());
   std::move(chunks_.begin(), chunks_.end(), std::back_inserter(step.entries));
   std::move(decodes_.begin(), decodes_.end(), std::back_inserter(step.entries));
@@ -173,7 +179,7 @@ void Scheduler::Remove(Sequence& sequence) {
 void Scheduler::Preempt(Sequence& sequence) {
   LeaveSlot(sequence);
   Wait(sequence);
-  ++num_preemptions_;
+  ++counts_.num_preemptions;
 }
 
 void Scheduler::PreemptAllBut(const Request& request) {
@@ -219,6 +225,7 @@ void Scheduler::Reset() {
   num_gated_ = 0;
   blocked_.sequence = nullptr;
   prefix_cache_.Clear();
+  plan_.offloaded.clear();
   slots_.Reset();
 }
 

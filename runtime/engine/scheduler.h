@@ -73,7 +73,7 @@ class Scheduler {
  private:
   struct Admission {
     PrefixCache::Match cached;
-    int64_t num_new_blocks = 0;
+    int64_t num_new_blocks = 0;  // of those that are to be restored, too
   };
 
   std::optional<Step> TakeStep();
@@ -103,6 +103,7 @@ class Scheduler {
   std::optional<Admission> FindRoom(const Sequence& sequence);
   bool IsComputedNow(const Sequence& sequence, const PrefixCache::Match& cached) const;
   void Admit(Sequence& sequence, const Admission& admission);
+  void TakeBlocks(Sequence& sequence, const Admission& admission);
   void AddWork(Sequence& sequence, int64_t num_tokens, std::vector<int32_t> drafts = {});
   void Preempt(Sequence& sequence);
   void PreemptAllBut(const Request& request);
@@ -141,10 +142,7 @@ class Scheduler {
   std::vector<Entry> decodes_;
   std::vector<Sequence*> candidates_;  // scratch
 
-  uint64_t num_preemptions_ = 0;
-  uint64_t prompt_tokens_computed_ = 0;
-  uint64_t prompt_tokens_cached_ = 0;
-  uint64_t draft_tokens_ = 0;
+  EngineStats counts_;  // what rises alone
 };
 
 }  // namespace lockstep::engine

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "kernels/base/check.h"
 #include "runtime/engine/scheduler.h"
@@ -123,7 +124,9 @@ Scheduler::Outcome Scheduler::TryAdmit(Sequence& sequence, int64_t most_tokens) 
   const std::optional<Admission> room = FindRoom(sequence);
   if (!room) return Outcome::kRefused;
   if (IsComputedNow(sequence, room->cached)) return Outcome::kLater;
-  const int64_t num_cached = std::ssize(room->cached.blocks) * config_.block_size;
+  const int64_t num_restores = std::ssize(plan_.restored) + room->cached.num_to_restore();
+  if (!plan_.restored.empty() && num_restores > config_.max_restores()) return Outcome::kRefused;
+  const int64_t num_cached = room->cached.size() * config_.block_size;
   if (std::ssize(sequence.tokens()) - num_cached > most_tokens) return Outcome::kLater;
   Admit(sequence, *room);
   num_opened_tokens_ = num_opened;
@@ -135,13 +138,13 @@ Scheduler::Outcome Scheduler::TryAdmit(Sequence& sequence, int64_t most_tokens) 
 // that in the next plan.
 bool Scheduler::IsComputedNow(const Sequence& sequence, const PrefixCache::Match& cached) const {
   if (!config_.enable_prefix_cache || sequence.wants_prompt_logprobs()) return false;
-  const int64_t begin = static_cast<int64_t>(cached.blocks.size()) * config_.block_size;
+  const int64_t begin = cached.size() * config_.block_size;
   const std::span<const int32_t> tokens = sequence.tokens();
   const int64_t lacks = std::ssize(tokens) - begin;
   return std::any_of(chunks_.begin(), chunks_.end(), [&](const Entry& entry) {
     const Sequence& other = *entry.sequence;
     const bool is_there = other.prefix == cached.last() &&
-                          other.num_blocks_named == std::ssize(cached.blocks) &&
+                          other.num_blocks_named == cached.size() &&
                           other.request.given.cache_salt == sequence.request.given.cache_salt;
     if (!is_there) return false;
     const std::span<const int32_t> others = other.tokens();
@@ -181,11 +184,13 @@ std::optional<Scheduler::Admission> Scheduler::FindRoom(const Sequence& sequence
     admission.cached = prefix_cache_.Lookup(sequence.request.given.cache_salt, sequence.tokens(),
                                             (num_tokens - 1) / config_.block_size);
   }
-  const auto& cached = admission.cached.blocks;
-  admission.num_new_blocks = BlocksFor(num_tokens) - static_cast<int64_t>(cached.size());
-  const int64_t need = admission.num_new_blocks +
-                       std::count_if(cached.begin(), cached.end(),
-                                     [this](int32_t block) { return !pool_.IsHeld(block); });
+  const PrefixCache::Match& cached = admission.cached;
+  admission.num_new_blocks = BlocksFor(num_tokens) - cached.size() + cached.num_to_restore();
+  const int64_t need =
+      admission.num_new_blocks +
+      std::count_if(cached.blocks.begin(), cached.blocks.end(), [this](int32_t block) {
+        return block != PrefixCache::kNoBlock && !pool_.IsHeld(block);
+      });
   if (pool_.num_available() >= need + reserve) return admission;
   blocked_ = {&sequence, need, std::move(admission.cached.nodes)};
   return std::nullopt;
@@ -195,7 +200,28 @@ int64_t Scheduler::CachedPrefixTokens(const EngineRequest& request) const {
   if (!config_.enable_prefix_cache || request.sampling.num_prompt_logprobs >= 0) return 0;
   const int64_t max_blocks = (static_cast<int64_t>(request.prompt.size()) - 1) / config_.block_size;
   const auto match = prefix_cache_.Lookup(request.cache_salt, request.prompt, max_blocks);
-  return static_cast<int64_t>(match.blocks.size()) * config_.block_size;
+  return match.size() * config_.block_size;
+}
+
+// What is cached is held before others make room for the rest.
+void Scheduler::TakeBlocks(Sequence& sequence, const Admission& admission) {
+  const PrefixCache::Match& cached = admission.cached;
+  for (const int32_t block : cached.blocks) {
+    if (block != PrefixCache::kNoBlock) pool_.AddReference(block);
+  }
+  std::vector<int32_t> new_blocks;
+  LS_CHECK(pool_.Allocate(admission.num_new_blocks, new_blocks));
+  auto next = new_blocks.begin();
+  for (size_t i = 0; i < cached.blocks.size(); ++i) {
+    int32_t block = cached.blocks[i];
+    if (block == PrefixCache::kNoBlock) {
+      block = *next++;
+      prefix_cache_.Restore(cached.host_blocks[i], block);
+      plan_.restored.push_back({block, cached.host_blocks[i]});
+    }
+    sequence.blocks.Adopt(block);
+  }
+  for (; next != new_blocks.end(); ++next) sequence.blocks.Adopt(*next);
 }
 
 void Scheduler::Admit(Sequence& sequence, const Admission& admission) {
@@ -204,9 +230,8 @@ void Scheduler::Admit(Sequence& sequence, const Admission& admission) {
   sequence.state = Sequence::State::kRunning;
   sequence.slot = slots_.Take();
   sequence.last_sample_step = 0;
-  for (int32_t block : admission.cached.blocks) sequence.blocks.Share(block);
-  LS_CHECK(sequence.blocks.Grow(admission.num_new_blocks));
-  sequence.num_blocks_named = admission.cached.blocks.size();
+  TakeBlocks(sequence, admission);
+  sequence.num_blocks_named = admission.cached.size();
   sequence.prefix = admission.cached.last();
   sequence.computed = sequence.num_blocks_named * config_.block_size;
   const int64_t num_prompt_tokens = sequence.request.given.prompt.size();
@@ -214,7 +239,8 @@ void Scheduler::Admit(Sequence& sequence, const Admission& admission) {
     sequence.num_cached_prompt_tokens = std::min(sequence.computed, num_prompt_tokens);
   }
   // What siblings find was computed for the first, what a preempted one finds by itself.
-  if (!sequence.request.admitted_at) prompt_tokens_cached_ += *sequence.num_cached_prompt_tokens;
+  if (!sequence.request.admitted_at)
+    counts_.prompt_tokens_cached += *sequence.num_cached_prompt_tokens;
   running_.insert(std::upper_bound(running_.begin(), running_.end(), &sequence, GoesBefore()),
                   &sequence);
   plan_.opened.push_back(sequence.Open());

@@ -9,19 +9,21 @@
 namespace lockstep::engine {
 
 void Scheduler::FillStats(EngineStats& stats) const {
+  stats = counts_;
   stats.num_waiting = static_cast<int64_t>(waiting_.size()) + num_gated_;
   stats.num_running = running_.size();
   stats.blocks_total = pool_.num_blocks();
   stats.blocks_in_use = pool_.num_in_use();
   stats.blocks_cached = pool_.num_cached();
-  stats.num_preemptions = num_preemptions_;
-  stats.prompt_tokens_computed = prompt_tokens_computed_;
-  stats.prompt_tokens_cached = prompt_tokens_cached_;
-  stats.draft_tokens = draft_tokens_;
+  const HostBlocks* const host_blocks = prefix_cache_.host_blocks();
+  if (host_blocks == nullptr) return;
+  stats.host_blocks_total = host_blocks->num_blocks();
+  stats.host_blocks_in_use = host_blocks->num_in_use();
 }
 
 void Scheduler::CheckInvariants() const {
   pool_.CheckInvariants();
+  prefix_cache_.CheckInvariants();
   LS_CHECK(std::is_sorted(running_.begin(), running_.end(), GoesBefore()));
   std::vector<int32_t> references(pool_.num_blocks());
   const std::vector<uint32_t> unheld = slots_.AllUnheld();

@@ -1,6 +1,7 @@
 #include "runtime/engine/simulated_rank.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "kernels/base/check.h"
@@ -9,7 +10,10 @@ namespace lockstep::engine {
 
 SimulatedRank::SimulatedRank(const SimulatedRankOptions& options, const FakeLanguageModel& model)
     : options_(options), model_(model), slots_(options.max_num_seqs) {
-  if (options_.has_contents) cells_.resize(options_.num_blocks * options_.block_size);
+  granted_in_.resize(options_.num_blocks);
+  if (!options_.has_contents) return;
+  cells_.resize(options_.num_blocks * options_.block_size);
+  host_cells_.resize(options_.num_host_blocks * options_.block_size);
 }
 
 StepResult SimulatedRank::Execute(const StepPlan& plan, uint64_t last_known_step) {
@@ -32,9 +36,50 @@ void SimulatedRank::ApplyDeltas(const StepPlan& plan) {
     for (int32_t block : grant.blocks) {
       LS_CHECK(block >= 0 && block < options_.num_blocks) << "block " << block;
       slot.blocks.push_back(block);
+      granted_in_[block] = plan.step_id;
     }
   }
+  CopyBlocks(plan);
   for (const SettledTokens& settled : plan.settled) Settle(settled);
+}
+
+void SimulatedRank::CopyBlocks(const StepPlan& plan) {
+  std::set<int32_t> restored;
+  std::set<int32_t> host_blocks;
+  const auto check_range = [&](const BlockCopy& copy) {
+    LS_CHECK(copy.block >= 0 && copy.block < options_.num_blocks) << "block " << copy.block;
+    LS_CHECK(copy.host_block >= 0 && copy.host_block < options_.num_host_blocks)
+        << "host block " << copy.host_block;
+  };
+  const auto copy_cells = [&](const std::vector<uint64_t>& from, int64_t from_block,
+                              std::vector<uint64_t>& to, int64_t to_block) {
+    if (!options_.has_contents) return;
+    std::copy_n(from.begin() + from_block * options_.block_size, options_.block_size,
+                to.begin() + to_block * options_.block_size);
+  };
+  for (const BlockCopy& copy : plan.offloaded) {
+    check_range(copy);
+    LS_CHECK(host_blocks.insert(copy.host_block).second) << "host block " << copy.host_block;
+    copy_cells(cells_, copy.block, host_cells_, copy.host_block);
+  }
+  for (const BlockCopy& copy : plan.restored) {
+    check_range(copy);
+    LS_CHECK(restored.insert(copy.block).second) << "block " << copy.block;
+    LS_CHECK_EQ(granted_in_[copy.block], plan.step_id) << "block " << copy.block;
+    copy_cells(host_cells_, copy.host_block, cells_, copy.block);
+  }
+}
+
+// Copies to the host run beside the step, unless it has granted their blocks: others it must not
+// have written to.
+void SimulatedRank::CheckOffloaded(const StepPlan& plan) const {
+  if (!options_.has_contents) return;
+  for (const BlockCopy& copy : plan.offloaded) {
+    if (granted_in_[copy.block] == plan.step_id) continue;
+    const auto cells = cells_.begin() + int64_t{copy.block} * options_.block_size;
+    const auto host = host_cells_.begin() + int64_t{copy.host_block} * options_.block_size;
+    LS_CHECK(std::equal(cells, cells + options_.block_size, host)) << "block " << copy.block;
+  }
 }
 
 void SimulatedRank::Settle(const SettledTokens& settled) {
@@ -94,6 +139,7 @@ StepResult SimulatedRank::ApplyWork(const StepPlan& plan, uint64_t last_known_st
     num_sampled += work.num_sampled();
   }
   LS_CHECK_LE(num_sampled, std::ssize(slots_)) << "step " << plan.step_id;
+  CheckOffloaded(plan);
   StepResult result;
   result.step_id = plan.step_id;
   for (const SlotWork& work : plan.work) {

@@ -14,6 +14,7 @@ namespace lockstep::engine {
 
 struct SimulatedRankOptions {
   int64_t num_blocks = 0;
+  int64_t num_host_blocks = 0;
   int block_size = 16;
   int max_num_seqs = 256;
   int64_t max_model_len = 0;
@@ -60,6 +61,8 @@ class SimulatedRank {
   void CheckWork(const Slot& slot, const SlotWork& work, uint64_t step_id,
                  uint64_t last_known_step) const;
   void CheckCells(const Slot& slot, int64_t end) const;
+  void CopyBlocks(const StepPlan& plan);
+  void CheckOffloaded(const StepPlan& plan) const;
   void Settle(const SettledTokens& settled);
   void WriteCells(Slot& slot, const SlotWork& work);
   void SampleNext(Slot& slot, const SlotWork& work, StepResult& result);
@@ -72,6 +75,8 @@ class SimulatedRank {
   uint64_t last_step_id_ = 0;
   std::vector<Slot> slots_;
   std::vector<uint64_t> cells_;  // [num_blocks * block_size], the name of the prefix written there
+  std::vector<uint64_t> host_cells_;  // [num_host_blocks * block_size]
+  std::vector<uint64_t> granted_in_;  // [num_blocks], the step that granted it last
 };
 
 }  // namespace lockstep::engine

@@ -11,9 +11,9 @@
 // that differs from its draft are the sequence's; which they are the ranks are told by a later
 // plan (settled), before they compute more of the slot.
 //
-// Order inside a step: closed, opened, granted, settled, work (chunks first, then decodes). Ranks
-// execute plans strictly in step_id order, therefore blocks may be granted again as soon as the
-// plan that no longer uses them is later than all plans that do.
+// Order inside a step: closed, opened, granted, offloaded, restored, settled, work (chunks first,
+// then decodes). Ranks execute plans strictly in step_id order, therefore blocks may be granted
+// again as soon as the plan that no longer uses them is later than all plans that do.
 //
 // What a rank may rely on:
 // - A plan has at least one work entry, and at most one per slot. The grants (of this plan and
@@ -23,6 +23,9 @@
 //   pipeline_depth steps older, or its result has already reached the controller (few sequences:
 //   fewer steps in flight than stages). So stage 0 waits for the samples of the step that the slot
 //   depends on, not for those of step_id - pipeline_depth.
+// - Blocks that are restored are granted by the same plan. Those that are offloaded were written by
+//   earlier plans, and are written to by none that has not granted them again, as this very plan
+//   may do.
 // - A slot may be closed while steps that sample for it are in flight, and opened again, by the
 // same plan even, for another
 //   sequence. Samples belong to the sequence that held the slot in their own step; those of a
@@ -33,6 +36,7 @@
 #include <optional>
 #include <vector>
 
+#include "model/llama/block_copy.h"
 #include "model/sampling/sampling_params.h"
 
 namespace lockstep::engine {
@@ -79,6 +83,8 @@ struct StepPlan {
   std::vector<uint32_t> closed;
   std::vector<SlotOpen> opened;
   std::vector<BlockGrant> grants;
+  std::vector<BlockCopy> offloaded;  // to the host; no block of its twice
+  std::vector<BlockCopy> restored;   // from the host, after that; no block twice
   std::vector<SettledTokens> settled;
   std::vector<SlotWork> work;
   bool operator==(const StepPlan&) const = default;

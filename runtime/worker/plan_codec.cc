@@ -104,6 +104,25 @@ absl::StatusOr<engine::SlotOpen> DecodeOpen(const v1::SlotOpen& message) {
   return open;
 }
 
+void EncodeCopies(const std::vector<BlockCopy>& copies, v1::BlockCopies& message) {
+  for (const BlockCopy& copy : copies) {
+    message.add_blocks(copy.block);
+    message.add_host_blocks(copy.host_block);
+  }
+}
+
+absl::StatusOr<std::vector<BlockCopy>> DecodeCopies(const v1::BlockCopies& message) {
+  const int count = message.blocks_size();
+  if (count != message.host_blocks_size()) {
+    return Invalid("host_blocks",
+                   absl::StrCat("has ", message.host_blocks_size(), " entries for ", count));
+  }
+  std::vector<BlockCopy> copies;
+  copies.reserve(count);
+  for (int i = 0; i < count; ++i) copies.push_back({message.blocks(i), message.host_blocks(i)});
+  return copies;
+}
+
 void EncodeLogprob(const LogprobInfo& info, v1::LogprobEntry* message) {
   message->set_logprob(info.logprob);
   for (const TokenLogprob& entry : info.top) {
@@ -196,6 +215,8 @@ void EncodePlan(const engine::StepPlan& plan, v1::StepPlan* message) {
     out->set_slot(grant.slot);
     out->mutable_blocks()->Add(grant.blocks.begin(), grant.blocks.end());
   }
+  if (!plan.restored.empty()) EncodeCopies(plan.restored, *message->mutable_restored());
+  if (!plan.offloaded.empty()) EncodeCopies(plan.offloaded, *message->mutable_offloaded());
   for (const engine::SettledTokens& settled : plan.settled) {
     v1::SettledTokens* out = message->add_settled();
     out->set_slot(settled.slot);
@@ -229,6 +250,8 @@ absl::StatusOr<engine::StepPlan> DecodePlan(const v1::StepPlan& message) {
     plan.grants.push_back(
         {.slot = grant.slot(), .blocks = {grant.blocks().begin(), grant.blocks().end()}});
   }
+  ASSIGN_OR_RETURN(plan.restored, DecodeCopies(message.restored()));
+  ASSIGN_OR_RETURN(plan.offloaded, DecodeCopies(message.offloaded()));
   plan.settled.reserve(message.settled_size());
   for (const v1::SettledTokens& settled : message.settled()) {
     plan.settled.push_back(

@@ -31,6 +31,8 @@ struct FactsRecord {
   int64_t available_bytes = 0;
   int64_t gpu = kNoGpu;
   int64_t foreign_bytes = 0;
+  int64_t offload_bytes = 0;
+  int64_t host_available_bytes = 0;
 };
 
 std::string GiB(int64_t bytes) {
@@ -74,6 +76,30 @@ absl::Status CheckMemory(std::span<const RankFacts> facts) {
         on_gpu ? absl::StrCat("'s GPU ", first.gpu) : "", " has ", GiB(available),
         " of memory available", on_gpu ? " to it" : "", WaysOut(first),
         "lower --kv-cache-gib if it was told, or ", MoreOf(needed, available, on_gpu)));
+  }
+  return absl::OkStatus();
+}
+
+// Of hosts whose ranks have GPUs.
+absl::Status CheckHostMemory(std::span<const RankFacts> facts) {
+  std::map<int, std::vector<int>> ranks_of_node;
+  for (int rank = 0; rank < std::ssize(facts); ++rank) {
+    const RankFacts& fact = facts[static_cast<size_t>(rank)];
+    if (fact.offload_bytes > 0) ranks_of_node[fact.node].push_back(rank);
+  }
+  for (const auto& [node, ranks] : ranks_of_node) {
+    const RankFacts& first = facts[static_cast<size_t>(ranks.front())];
+    int64_t needed = 0;
+    int64_t available = first.host_available_bytes;
+    for (const int rank : ranks) {
+      const RankFacts& fact = facts[static_cast<size_t>(rank)];
+      available = std::min(available, fact.host_available_bytes);
+      if (__builtin_add_overflow(needed, fact.offload_bytes, &needed)) needed = INT64_MAX;
+    }
+    if (needed <= available) continue;
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "copies of KV blocks of ", FormatRanks(ranks), " take ", GiB(needed), ", ", first.host,
+        " has ", GiB(available), " of memory available: lower --kv-offload-gib"));
   }
   return absl::OkStatus();
 }
@@ -167,6 +193,8 @@ absl::StatusOr<std::vector<RankFacts>> GatherFacts(const ProcessGrid& grid, Rank
   record.available_bytes = mine.available_bytes;
   record.gpu = mine.gpu;
   record.foreign_bytes = mine.foreign_bytes;
+  record.offload_bytes = mine.offload_bytes;
+  record.host_available_bytes = mine.host_available_bytes;
   // First over my stage, then the stages: the order of ranks.
   constexpr int64_t kBytes = sizeof(FactsRecord);
   memory.facts.resize(static_cast<size_t>((1 + grid.tp() + grid.world_size()) * kBytes));
@@ -182,7 +210,8 @@ absl::StatusOr<std::vector<RankFacts>> GatherFacts(const ProcessGrid& grid, Rank
     std::memcpy(&each, of_all + rank * kBytes, kBytes);
     facts.push_back({std::string(each.host.data(), ::strnlen(each.host.data(), each.host.size())),
                      static_cast<int>(each.node), each.needed_bytes, each.available_bytes,
-                     static_cast<int>(each.gpu), each.foreign_bytes});
+                     static_cast<int>(each.gpu), each.foreign_bytes, each.offload_bytes,
+                     each.host_available_bytes});
   }
   return facts;
 }
@@ -194,7 +223,8 @@ absl::Status CheckFacts(const ProcessGrid& grid, std::span<const RankFacts> fact
     for (const RankFacts& each : facts) places.push_back({each.node, each.host});
     RETURN_IF_ERROR(CheckTpInsideNodes(grid, places));
   }
-  return CheckMemory(facts);
+  RETURN_IF_ERROR(CheckMemory(facts));
+  return CheckHostMemory(facts);
 }
 
 absl::StatusOr<std::vector<absl::Duration>> MeasureAllReduces(Communicator& group, Backend& backend,

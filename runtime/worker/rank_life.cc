@@ -220,6 +220,10 @@ absl::Status RankLife::Preflight() {
                   .available_bytes = model_.device().backend().AvailableBytes(),
                   .gpu = model_.device().gpu().value_or(kNoGpu),
                   .foreign_bytes = memory.is_limited_by_others() ? memory.foreign_bytes : 0};
+  if (facts.gpu != kNoGpu) {
+    facts.offload_bytes = options_.kv_offload_bytes;
+    facts.host_available_bytes = AvailableMemoryBytes();
+  }
   ASSIGN_OR_RETURN(facts.needed_bytes, model_.NeededBytes());
   ASSIGN_OR_RETURN(const std::vector<RankFacts> all,
                    GatherFacts(options_.grid, groups_, facts, preflight_memory_));
@@ -291,6 +295,7 @@ void RankLife::SendLoaded(absl::Duration took) {
   loaded->set_mapped_bytes(stats.mapped_bytes);
   loaded->set_load_ms(absl::ToInt64Milliseconds(took));
   loaded->set_kv_block_bytes(model_.kv_block_bytes());
+  loaded->set_max_host_blocks(model_.max_host_blocks());
   if (!model_.MustRehearse()) *loaded->mutable_kv_room() = KvRoom();
   loaded->set_backend(model_.backend_description());
   link_->Send(std::move(message));
@@ -342,6 +347,7 @@ absl::StatusOr<bool> RankLife::AllocateCache() {
   progress_.Begin(Operation::kAllocatingCache);
   reporter_->BeatNow();
   RETURN_IF_ERROR(model_.AllocateKvCache(start->num_kv_blocks()));
+  RETURN_IF_ERROR(model_.AllocateHostBlocks(start->num_host_blocks()));
   v1::FromRank message;
   message.mutable_ready()->set_kv_cache_bytes(model_.num_kv_blocks() * model_.kv_block_bytes());
   link_->Send(std::move(message));

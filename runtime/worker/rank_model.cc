@@ -113,11 +113,13 @@ absl::StatusOr<int64_t> RankModel::NeededBytes() const {
                                     options_.stage, is_loaded() ? 0 : mine.weight_bytes));
   const BatchLimits& limits = options_.stage.limits;
   const int64_t block_bytes = mine.kv_bytes_per_token * limits.block_size;
+  const bool on_gpu = device_->gpu().has_value();
+  const int64_t other_bytes = weight_bytes + (on_gpu ? 0 : options_.kv_offload_bytes);
   if (!options_.num_kv_blocks.has_value()) {
-    if (device_->gpu().has_value() && !options_.kv_cache_bytes.has_value()) return weight_bytes;
-    return weight_bytes + options_.kv_cache_bytes.value_or(UsualCacheBytes(limits, block_bytes));
+    if (on_gpu && !options_.kv_cache_bytes.has_value()) return other_bytes;
+    return other_bytes + options_.kv_cache_bytes.value_or(UsualCacheBytes(limits, block_bytes));
   }
-  return weight_bytes + *options_.num_kv_blocks * block_bytes;
+  return other_bytes + *options_.num_kv_blocks * block_bytes;
 }
 
 absl::Status RankModel::Join(RankGroups& host) {
@@ -172,6 +174,11 @@ absl::Status RankModel::Load(const LoadProgress& progress) {
                                     device_->groups(), stage_options, progress));
   RETURN_IF_ERROR(LetDeviceChoose(*stage));
   stage_ = std::move(stage);
+  if (options_.kv_offload_bytes > 0 && max_host_blocks() == 0) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat(options_.kv_offload_bytes, " bytes of the host's memory hold no copy of a KV ",
+                     "block of ", kv_block_bytes(), " bytes: raise --kv-offload-gib"));
+  }
   if (device_->backend().KeepsSteps()) return absl::OkStatus();
   return SizeKvCache(device_->backend().AvailableBytes());
 }
@@ -217,6 +224,20 @@ absl::Status RankModel::AllocateKvCache(int64_t num_blocks) {
   return absl::OkStatus();
 }
 
+int64_t RankModel::max_host_blocks() const {
+  constexpr int64_t kMost = int64_t{1} << 30;  // that the controller takes
+  return std::min(options_.kv_offload_bytes / kv_block_bytes(), kMost);
+}
+
+absl::Status RankModel::AllocateHostBlocks(int64_t num_blocks) {
+  if (num_blocks < 0 || num_blocks > max_host_blocks()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("num_host_blocks is ", num_blocks, ", must be 0 to ", max_host_blocks()));
+  }
+  if (num_blocks == stage_->num_host_blocks()) return absl::OkStatus();
+  return stage_->AllocateHostBlocks(num_blocks, [this] { progress_.Advance(); });
+}
+
 // Null where nobody has any.
 const ChosenToken* RankModel::ChosenLast() const {
   if (token_return_ != nullptr) return token_return_->table();
@@ -226,6 +247,11 @@ const ChosenToken* RankModel::ChosenLast() const {
 StageCalls RankModel::Calls() {
   StageCalls calls = {
       .forward = [this](const StepBatch& batch) { return stage_->Forward(batch, ChosenLast()); },
+      .copy_blocks =
+          [this](std::span<const BlockCopy> offloaded, std::span<const BlockCopy> restored,
+                 std::span<const NewBlock> granted) {
+            return stage_->CopyBlocks(offloaded, restored, granted);
+          },
       .logits = [this](int64_t first, int64_t count) { return stage_->Logits(first, count); },
       .max_logits_rows = LlamaStage::kMaxLogitsRows,
       .device_logits = device_logits_.get(),

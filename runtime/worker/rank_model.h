@@ -73,6 +73,10 @@ class RankModel {
   // INVALID_ARGUMENT outside [1, most_kv_blocks()].
   absl::Status AllocateKvCache(int64_t num_blocks);
   int64_t num_kv_blocks() const { return num_kv_blocks_; }
+  // Of a loaded model: copies of blocks that the host's memory is to have room for.
+  int64_t max_host_blocks() const;
+  // Likewise. INVALID_ARGUMENT outside [0, max_host_blocks()]; as HostKvBlocks::Allocate.
+  absl::Status AllocateHostBlocks(int64_t num_blocks);
   StageCalls Calls();
   // Of the last stage's outputs; null on others. Lives as long as the model.
   grammar::ConstraintCache* constraints() const { return constraints_.get(); }

@@ -72,6 +72,7 @@ absl::StatusOr<std::optional<engine::StepPlan>> StepLoop::NextPlan(PlanQueue& qu
 
 absl::Status StepLoop::Step(const engine::StepPlan& plan) {
   RETURN_IF_ERROR(slots_.Apply(plan));
+  RETURN_IF_ERROR(CopyBlocks(plan));
   if (is_first()) {
     if (!is_last()) RETURN_IF_ERROR(AwaitTokens());
     slots_.FillTokenIds();
@@ -96,6 +97,17 @@ absl::Status StepLoop::Step(const engine::StepPlan& plan) {
   RETURN_IF_ERROR(SendTokens());
   Report(plan.step_id);
   return absl::OkStatus();
+}
+
+absl::Status StepLoop::CopyBlocks(const engine::StepPlan& plan) {
+  const bool copies = !plan.offloaded.empty() || !plan.restored.empty();
+  if (!copies && plan.grants.empty()) return absl::OkStatus();
+  if (stage_.copy_blocks) {
+    return stage_.copy_blocks(plan.offloaded, plan.restored, slots_.batch().new_blocks);
+  }
+  if (!copies) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "step ", plan.step_id, " copies blocks of the host's memory, of which there are none"));
 }
 
 absl::Status StepLoop::AwaitTokens() {

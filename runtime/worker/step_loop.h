@@ -15,6 +15,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -34,6 +35,11 @@ struct StageCalls {
   // Of batches with token_sources: those chosen last by device_logits, or the table of
   // token_return.
   std::function<absl::Status(const StepBatch&)> forward;
+  // LlamaStage::CopyBlocks. Null: the host keeps none.
+  std::function<absl::Status(std::span<const BlockCopy> offloaded,
+                             std::span<const BlockCopy> restored,
+                             std::span<const NewBlock> granted)>
+      copy_blocks = nullptr;
   // Last stage: logits of rows [first, first + count) of logits_rows over this rank's vocabulary;
   // count <= max_logits_rows. On a device they are there until the next call.
   std::function<absl::StatusOr<const float*>(int64_t first, int64_t count)> logits;
@@ -90,6 +96,7 @@ class StepLoop {
   absl::StatusOr<std::optional<engine::StepPlan>> NextPlan(PlanQueue& queue,
                                                            const WaitCheck& check);
   absl::Status Step(const engine::StepPlan& plan);
+  absl::Status CopyBlocks(const engine::StepPlan& plan);
   // First stage of several. Between devices: has the step's work wait for its tokens, and
   // afterwards says that those it samples will come.
   absl::Status AwaitTokens();

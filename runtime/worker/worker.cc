@@ -36,6 +36,10 @@ absl::Status CheckOptions(const WorkerOptions& options) {
     return absl::InvalidArgumentError(
         absl::StrCat("num_kv_blocks is ", *options.num_kv_blocks, ", must be at least 1"));
   }
+  if (options.kv_offload_bytes < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("kv_offload_bytes is ", options.kv_offload_bytes, ", must not be below 0"));
+  }
   return absl::OkStatus();
 }
 

@@ -51,6 +51,8 @@ struct WorkerOptions {
   // said, 1 GiB at most, or all that DeviceOptions leaves of a GPU.
   std::optional<int64_t> num_kv_blocks;
   std::optional<int64_t> kv_cache_bytes;
+  // Of the host's memory, for copies of its blocks (engine::EngineConfig::num_host_blocks).
+  int64_t kv_offload_bytes = 0;
   bool asks_for_kv_cache() const { return num_kv_blocks.has_value() || kv_cache_bytes.has_value(); }
 
   // How long ranks that start wait for each other: some initialize GPUs and read from cold storage.

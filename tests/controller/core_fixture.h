@@ -129,9 +129,11 @@ class CoreTest : public ::testing::Test, private CoreOutput {
     SayLoaded(port, max_kv_blocks);
     return port;
   }
-  void SayLoaded(const std::shared_ptr<FakePort>& port, int64_t max_kv_blocks) {
+  void SayLoaded(const std::shared_ptr<FakePort>& port, int64_t max_kv_blocks,
+                 int64_t max_host_blocks = 0) {
     v1::FromRank message;
     message.mutable_loaded()->set_kv_block_bytes(1);
+    message.mutable_loaded()->set_max_host_blocks(max_host_blocks);
     if (max_kv_blocks > 0) {
       *message.mutable_loaded()->mutable_kv_room() = Room(max_kv_blocks, max_kv_blocks);
     }

@@ -143,12 +143,14 @@ void Simulation::Arrive(const std::shared_ptr<Rank>& rank, const v1::ToRank& mes
     const int64_t num_blocks = random_.config().num_blocks + rank->rank;
     loaded.mutable_kv_room()->set_max_kv_blocks(num_blocks);
     loaded.mutable_kv_room()->set_most_kv_blocks(num_blocks);
+    loaded.set_max_host_blocks(random_.config().num_host_blocks + rank->rank);
     After(absl::Milliseconds(random_.Between(0, 300)),
           [this, rank, reply] { SendUp(rank, reply); });
   } else if (message.has_start()) {
     if (rank->rank == grid_.rank_of(grid_.pp() - 1, 0)) {
       engine::SimulatedRankOptions options;
       options.num_blocks = message.start().num_kv_blocks();
+      options.num_host_blocks = message.start().num_host_blocks();
       options.block_size = random_.config().block_size;
       options.max_num_seqs = random_.config().max_num_seqs;
       options.max_model_len = random_.config().max_model_len;

@@ -6,7 +6,7 @@
 #   tests/e2e/any_request.sh LOCKSTEP ANY_REQUEST_CLIENT [SECONDS [SEED [LAYOUT...]]]
 #
 # LAYOUTs are those below; SECONDS are of each. By hand, all of them for ten minutes:
-#   ... 65 $RANDOM crowded narrow copies bytes eight_bits four_bits no_text deep reborn
+#   ... 65 $RANDOM crowded narrow copies bytes eight_bits four_bits fp8_cache offloaded no_text deep reborn
 set -euo pipefail
 if [ $# -lt 2 ]; then echo "usage: any_request.sh LOCKSTEP ANY_REQUEST_CLIENT [SECONDS [SEED [LAYOUT...]]]" >&2; exit 2; fi
 lockstep=$1 client=$2 seconds=${3:-10} seed=${4:-1}
@@ -48,6 +48,10 @@ use() {
       both+=(--kv-cache-dtype fp8)
       load=(--tp 2 --pp 2 --num-kv-blocks 100 --block-size 4 --speculative-tokens 4)
       flags=(--kill-every 7) ;;
+    offloaded)  # cached prefixes come back from a host that has room for some of them
+      load=(--tp 2 --pp 2 --num-kv-blocks 66 --block-size 4 --kv-offload-gib 0.001)
+      load+=(--max-batched-tokens 40 --speculative-tokens 3)
+      flags=(--kill-every 8) ;;
     no_text)  # no tokenizer, and far longer sequences
       model=$tiny both=(--max-model-len 1500)
       load=(--tp 4 --num-kv-blocks 400 --block-size 4 --max-batched-tokens 128)

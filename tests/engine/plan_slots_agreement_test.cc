@@ -80,6 +80,7 @@ class Agreement {
     inner_ = table(false, false);
     last_ = table(false, true);
     const SimulatedRankOptions rank{.num_blocks = config_.num_blocks,
+                                    .num_host_blocks = config_.num_host_blocks,
                                     .block_size = config_.block_size,
                                     .max_num_seqs = config_.max_num_seqs,
                                     .max_model_len = config_.max_model_len,

@@ -139,7 +139,7 @@ TEST_F(PrefixCacheTest, ClearForgetsEverything) {
 TEST(PrefixCacheCollisionTest, CollisionCostsAMissNeverAWrongBlock) {
   for (const uint64_t hash_mask : {0, 1, 3, 7, 15}) {
     BlockPool pool(1000);
-    PrefixCache cache(pool, 1, hash_mask);
+    PrefixCache cache(pool, 1, /*num_host_blocks=*/0, hash_mask);
     BlockTable table(pool);
     ASSERT_TRUE(table.Grow(1000));
     std::vector<std::string> content(1000);  // by block: the salt and the prefix

@@ -31,6 +31,7 @@ class RandomWorkload {
       config_.max_step_drafts = Between(1, 20);
       if (OneIn(2)) config_.max_num_seqs = config_.max_batched_tokens = Between(10, 60);
     }
+    if (OneIn(2)) config_.num_host_blocks = Between(1, 100);
     for (int i = 0; i < 3; ++i) families_.push_back(Tokens(Between(1, 30)));
   }
 

@@ -20,6 +20,7 @@ void ExpectNothingLeft(EngineDriver& driver) {
 
 TEST(RandomWorkload, EveryOutputIsWhatItIsAlone) {
   uint64_t num_preemptions = 0, num_cached = 0, num_steps = 0, num_drafts = 0, num_accepted = 0;
+  uint64_t num_offloaded = 0, num_restored = 0;
   for (int seed = 0; seed < kNumSeeds && !::testing::Test::HasFailure(); ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     RandomWorkload workload(seed);
@@ -31,13 +32,18 @@ TEST(RandomWorkload, EveryOutputIsWhatItIsAlone) {
     num_steps += driver.engine().Stats().num_steps;
     num_drafts += driver.engine().Stats().draft_tokens;
     num_accepted += driver.engine().Stats().draft_tokens_accepted;
+    num_offloaded += driver.engine().Stats().blocks_offloaded;
+    num_restored += driver.engine().Stats().blocks_restored;
   }
   // The workloads do reach the hard parts.
   EXPECT_GT(num_preemptions, 100u);
   EXPECT_GT(num_cached, 1000u);
   EXPECT_GT(num_accepted, 1000u);
+  EXPECT_GT(num_restored, 1000u);
+  EXPECT_GT(num_offloaded, num_restored);
   EXPECT_GT(num_drafts, num_accepted + 500);
   RecordProperty("preemptions", static_cast<int>(num_preemptions));
+  RecordProperty("restored_blocks", static_cast<int>(num_restored));
   RecordProperty("steps", static_cast<int>(num_steps));
 }
 

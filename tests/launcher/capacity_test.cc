@@ -72,6 +72,22 @@ TEST_F(CapacityTest, AnFp8CacheOfKeysWithBiasesIsWarnedOf) {
   EXPECT_THAT(CacheWarnings(*Plan(), config_), ElementsAre(HasSubstr("keys have biases")));
 }
 
+TEST_F(CapacityTest, CopiesInTheHostsMemoryTakeThatOfACacheOnCpus) {
+  kv_cache_.offload_gib = 0.5;
+  kv_cache_.num_blocks = 1000000;
+  EXPECT_TRUE(Plan().ok()) << Plan().status();
+  EXPECT_EQ(Plan()->offload_bytes, int64_t{1} << 29);
+  EXPECT_THAT(CacheWarnings(*Plan(), config_), ElementsAre(HasSubstr("--kv-cache-gib makes more")));
+  kv_cache_.num_blocks = 1100000;  // of 512 bytes
+  EXPECT_FALSE(Plan().ok());
+  kv_cache_.offload_gib = 1.5;
+  EXPECT_THAT(std::string(Plan().status().message()),
+              HasSubstr("copies of KV blocks would take 1.5 GiB"));
+  devices_.kind = Kind::kGpus;
+  EXPECT_TRUE(Plan().ok()) << Plan().status();
+  EXPECT_THAT(CacheWarnings(*Plan(), config_), IsEmpty());
+}
+
 // A cache of so many GiB over all ranks takes no more of them, whatever they turn out to be.
 TEST_F(CapacityTest, WhereTheDeviceIsUnknownACacheCountsAsWhereItTakesMost) {
   config_.dtype = DType::kF16;

@@ -23,6 +23,7 @@ TEST(WorkerArgumentsTest, RanksHearWhatTheirLauncherWasTold) {
   WorkerLaunch launch;
   launch.controller_address = "10.0.0.1:50052";
   launch.preflight_seconds = 630;
+  launch.kv_offload_gib = 12.5;
   const std::vector<std::string> arguments = WorkerArguments(model, rank, launch);
   EXPECT_EQ(arguments.front(), "worker");
   EXPECT_EQ(ValueOf(arguments, "--controller"), "10.0.0.1:50052");
@@ -30,6 +31,7 @@ TEST(WorkerArgumentsTest, RanksHearWhatTheirLauncherWasTold) {
   EXPECT_EQ(ValueOf(arguments, "--gpu-memory-utilization"), "0.85");
   EXPECT_EQ(ValueOf(arguments, "--kv-cache-dtype"), "fp8");
   EXPECT_EQ(ValueOf(arguments, "--preflight-seconds"), "630");
+  EXPECT_EQ(ValueOf(arguments, "--kv-offload-gib"), "12.5");
   for (const char* unsaid : {"--threads-per-rank", "--num-kv-blocks", "--max-model-len",
                              "--share-cores", "--weight-cache", "--network", "--host-places"}) {
     EXPECT_EQ(std::count(arguments.begin(), arguments.end(), unsaid), 0) << unsaid;

@@ -51,6 +51,8 @@ engine::StepPlan EveryPlan() {
   plain.num_prompt_tokens = 1;
   plan.opened = {open, plain};
   plan.grants = {{.slot = 7, .blocks = {100000, 0}}, {.slot = 8, .blocks = {}}};
+  plan.offloaded = {{.block = 7, .host_block = 1 << 30}, {.block = 0, .host_block = 2}};
+  plan.restored = {{.block = 100000, .host_block = 0}};
   plan.settled = {{.slot = 3, .tokens = {5, 128255}}};
   plan.work = {{.slot = 7, .num_tokens = 2, .sample = false},
                {.slot = 8, .num_tokens = 5, .sample = true},
@@ -92,6 +94,9 @@ TEST(PlanCodec, RefusesWhatAPlanCannotSay) {
   v1::StepPlan uneven;
   uneven.add_opened()->mutable_sampling()->add_logit_bias_ids(3);
   EXPECT_THAT(std::string(DecodePlan(uneven).status().message()), HasSubstr("logit_bias_values"));
+  v1::StepPlan lonely;
+  lonely.mutable_restored()->add_blocks(3);
+  EXPECT_THAT(std::string(DecodePlan(lonely).status().message()), HasSubstr("host_blocks"));
   v1::StepPlan empty_chunk;
   empty_chunk.add_chunks()->set_slot(5);
   EXPECT_THAT(std::string(DecodePlan(empty_chunk).status().message()), HasSubstr("slot 5"));

@@ -72,6 +72,24 @@ TEST(PreflightFactsTest, WhereOthersFillTheGpuNoLargerPartIsAdvised) {
   EXPECT_THAT(told, Not(HasSubstr("--gpu-memory-utilization")));
 }
 
+TEST(PreflightFactsTest, CopiesOfBlocksTakeTheMemoryOfTheirHost) {
+  std::vector<RankFacts> facts = Facts();
+  for (RankFacts& fact : facts) {
+    fact.gpu = 0;
+    fact.offload_bytes = int64_t{4} << 30;
+    fact.host_available_bytes = int64_t{8} << 30;
+  }
+  EXPECT_TRUE(CheckFacts(kGrid, facts, false).ok());
+  ++facts[2].offload_bytes;
+  const absl::Status status = CheckFacts(kGrid, facts, false);
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("copies of KV blocks of ranks 2-3 take 8.00 GiB, b has 8.00 GiB of memory "
+                        "available: lower --kv-offload-gib"));
+  facts[2].offload_bytes = facts[3].offload_bytes = INT64_MAX;
+  EXPECT_FALSE(CheckFacts(kGrid, facts, false).ok());
+}
+
 TEST(PreflightFactsTest, TheSmallestViewOfAHostCounts) {
   std::vector<RankFacts> facts = Facts();
   facts[1].available_bytes = 199;

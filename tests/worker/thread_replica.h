@@ -89,7 +89,15 @@ struct Scenario {
   int64_t num_blocks = 30;
   int max_draft_tokens = 0;
   int64_t max_num_seqs = 6;
+  int64_t num_host_blocks = 0;
 };
+
+inline BatchLimits LimitsOf(const Scenario& scenario) {
+  return {.max_batched_tokens = scenario.max_num_seqs + 10,
+          .max_num_seqs = scenario.max_num_seqs,
+          .max_model_len = 64,
+          .block_size = 4};
+}
 
 using Outputs = std::map<uint64_t, std::vector<int32_t>>;
 
@@ -104,18 +112,17 @@ struct ServeStats {
   int64_t num_steps_ahead = 0;
   uint64_t num_drafts_accepted = 0;
   uint64_t num_drafts_refused = 0;
+  uint64_t num_blocks_restored = 0;
 };
 
 // Serves the requests together; the tokens of each.
 template <typename Stage>
 Outputs Serve(const Scenario& scenario, const std::vector<engine::EngineRequest>& requests,
               ServeStats* stats = nullptr) {
-  const BatchLimits limits{.max_batched_tokens = scenario.max_num_seqs + 10,
-                           .max_num_seqs = scenario.max_num_seqs,
-                           .max_model_len = 64,
-                           .block_size = 4};
+  const BatchLimits limits = LimitsOf(scenario);
   engine::EngineConfig config;
   config.num_blocks = scenario.num_blocks;
+  config.num_host_blocks = scenario.num_host_blocks;
   config.block_size = limits.block_size;
   config.max_num_seqs = static_cast<int>(limits.max_num_seqs);
   config.max_batched_tokens = static_cast<int>(limits.max_batched_tokens);
@@ -146,7 +153,7 @@ Outputs Serve(const Scenario& scenario, const std::vector<engine::EngineRequest>
   const engine::EngineStats counted = engine.Stats();
   if (stats != nullptr) {
     *stats = {counted.num_preemptions, num_steps_ahead, counted.draft_tokens_accepted,
-              counted.draft_tokens - counted.draft_tokens_accepted};
+              counted.draft_tokens - counted.draft_tokens_accepted, counted.blocks_restored};
   }
   EXPECT_EQ(counted.blocks_in_use, 0);
   return outputs;
