@@ -283,5 +283,13 @@ TEST_F(HostTierTest, ALostReplicaTakesItsCopiesAlong) {
   EXPECT_THAT(Next().restored, IsEmpty());
 }
 
+TEST_F(HostTierTest, CopiesThatWereStillToBeMadeAreForgottenWithTheReplica) {
+  Add(Prompt(1, 17, 1));
+  Next();
+  EXPECT_TRUE(NothingToDo());
+  engine_->ResetReplica();
+  EXPECT_THAT(Next().offloaded, IsEmpty());
+}
+
 }  // namespace
 }  // namespace lockstep::engine
