@@ -11,7 +11,7 @@ set -euo pipefail
 if [ $# -lt 2 ]; then echo "usage: any_request.sh LOCKSTEP ANY_REQUEST_CLIENT [SECONDS [SEED [LAYOUT...]]]" >&2; exit 2; fi
 lockstep=$1 client=$2 seconds=${3:-10} seed=${4:-1}
 layouts=("${@:5}")
-if [ ${#layouts[@]} = 0 ]; then layouts=(crowded bytes); fi
+if [ ${#layouts[@]} = 0 ]; then layouts=(crowded bytes offloaded); fi
 # shellcheck source=tests/e2e/servers.sh
 source "$(dirname "$0")/servers.sh"
 demo=$(dirname "$0")/../../deploy/demo/model

@@ -115,7 +115,7 @@ if [ $narrow = 0 ]; then
   stop
 fi
 
-start --device cuda --speculative-tokens 3 "$@"
+start --device cuda --speculative-tokens 3 --kv-offload-gib 0.05 "$@"
 grep '"event":"ready"' "$scratch/log" | head -1
 grep -q '"event":"preflight".*"gpus":\[{"rank":0,"index":0,"name":"[^"]' "$scratch/log" ||
   fail "the ranks do not tell of their GPUs"
@@ -159,6 +159,22 @@ wait "$client" || fail "a request in whose midst a rank was killed"
 await ready_again
 expect_text again
 echo "kill -9 of a rank in the midst of a request: the reference's text, then and afterwards"
+
+# Prompts of six blocks or more, of which the cache has 64.
+long=$(head -c 300 "$model/expected_greedy_256.txt")
+continue_text() { # words before it, tokens
+  timeout 600 "$lockstep" generate --server "$address" --quiet --temperature 0 --max-tokens "$2" "$1$long" 2>>"$scratch/log" ||
+    fail "generate failed"
+}
+restored() { "$lockstep" status --server "$address" --json | grep -o '"kv_blocks_restored":[0-9]*' | tr -dc 0-9; }
+continue_text "" 20 >"$scratch/before"
+for i in $(seq 16); do continue_text "$i " 1 >/dev/null; done
+before=$(restored)
+continue_text "" 20 >"$scratch/after"
+after=$(restored)
+cmp "$scratch/before" "$scratch/after" || fail "a prompt that came back from the host's memory goes on otherwise"
+[ $((${after:-0} - ${before:-0})) -ge 6 ] || fail "only $((${after:-0} - ${before:-0})) blocks came back from the host's memory"
+echo "a prompt whose blocks went to others: $((after - before)) blocks from the host's memory, the same text"
 stop
 echo "stopped cleanly"
 

@@ -219,6 +219,8 @@ elif wants server; then
     LD_LIBRARY_PATH=$loader_path measure "64 clients of the server, weights: $weights" 200 tests/gpu/server.sh "$lockstep" "$plugin" \
       --shape "$shape" --scratch "$scratch" --json "$output/server-$weights.json" "${model[@]}" -- --quantize "$weights" --max-num-seqs 64
   done
+  LD_LIBRARY_PATH=$loader_path measure "64 clients of the server, whose blocks are copied to the host" 200 tests/gpu/server.sh "$lockstep" \
+    "$plugin" --shape "$shape" --scratch "$scratch" --json "$output/server-offload.json" "${model[@]}" -- --max-num-seqs 64 --kv-offload-gib 16
 fi
 if has sums gpu_sums_test; then check_ranks "sums over 2 to 8 ranks" gpu_sums_test; fi
 if has ranks gpu_ranks_test; then check_ranks "generations over ranks" gpu_ranks_test; fi
