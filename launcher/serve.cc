@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "kernels/base/available_memory.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/cpu_backend_options.h"
 #include "launcher/cli/add_command.h"
@@ -98,6 +99,19 @@ RankFlags RankFlagsIn(const LaunchPlan& launch, int num_replicas, RankFlags flag
   return flags;
 }
 
+// Of GPUs' hosts, which ranks check for their own replica alone.
+absl::Status CheckOffload(const ServeOptions& options, const ServePlan& plan) {
+  if (plan.launch.kind != LaunchPlan::Kind::kThisHost || !plan.devices.may_be_gpus()) {
+    return absl::OkStatus();
+  }
+  const int64_t needed = plan.capacity.offload_bytes * options.controller.replicas;
+  const int64_t available = AvailableMemoryBytes();
+  if (needed <= available) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "copies of KV blocks would take ", FormatBytes(needed), ", ", FormatBytes(available),
+      " of memory are available on this host: lower --kv-offload-gib"));
+}
+
 absl::StatusOr<ServePlan> CheckAll(const ServeOptions& options) {
   ServePlan plan;
   ASSIGN_OR_RETURN(plan.listen, ParseHostPort(options.controller.listen));
@@ -118,6 +132,7 @@ absl::StatusOr<ServePlan> CheckAll(const ServeOptions& options) {
       UsageErrorIfInvalid(PlanCapacity({plan.summary.config, options.model, options.rank,
                                         plan.devices, options.kv_cache, num_replicas,
                                         SharesWeights(options.rank, plan.launch, plan.devices)})));
+  RETURN_IF_ERROR(CheckOffload(options, plan));
   if ((plan.devices.may_be_gpus() || !plan.launch.uses_this_host) &&
       !options.kv_cache.gib.has_value() && !options.kv_cache.num_blocks.has_value()) {
     plan.capacity.num_kv_blocks = 0;  // ranks find out what they have room for
@@ -268,7 +283,7 @@ void AddServeCommand(CLI::App& program, CommandBody& chosen) {
                   "--gpu-memory-utilization leaves; "
                   "on CPUs of this host half of the free memory, at most 4, on those elsewhere at "
                   "most 1 a rank; no more than can be used)",
-                  "over all ranks of a replica", options->kv_cache);
+                  "memory of hosts, over all ranks of a replica", options->kv_cache);
   AddControllerFlags(*command, options->controller);
   AddRestartFlags(*command, options->restart);
   command->footer(

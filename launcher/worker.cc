@@ -281,7 +281,7 @@ void AddWorkerCommand(CLI::App& program, CommandBody& chosen) {
   AddKvCacheFlags(*command,
                   "KV cache of this rank (default: 1 at most; on a GPU what "
                   "--gpu-memory-utilization leaves)",
-                  "for this rank", options->kv_cache);
+                  "memory of the host, for this rank", options->kv_cache);
   command->footer(
       "Example, 16 ranks on two hosts:\n"
       "  lockstep controller MODEL --tp 8 --pp 2 --worker-listen 10.0.0.1:50052 "

@@ -8,14 +8,8 @@ namespace lockstep::cuda {
 
 absl::StatusOr<std::unique_ptr<KvOffload>> KvOffload::Create(cudaStream_t stream) {
   std::unique_ptr<KvOffload> offload(new KvOffload(stream));
-  // The least is what streams have that were given none (CUDA Runtime API,
-  // cudaDeviceGetStreamPriorityRange): it lets others go first that were given more.
-  int least = 0;
-  RETURN_IF_ERROR(CudaStatus(cudaDeviceGetStreamPriorityRange(&least, nullptr),
-                             "asking for the priorities of streams"));
-  RETURN_IF_ERROR(
-      CudaStatus(cudaStreamCreateWithPriority(&offload->copies_, cudaStreamNonBlocking, least),
-                 "a stream of copies to the host"));
+  RETURN_IF_ERROR(CudaStatus(cudaStreamCreateWithFlags(&offload->copies_, cudaStreamNonBlocking),
+                             "a stream of copies to the host"));
   for (cudaEvent_t* event : {&offload->computed_, &offload->offloaded_}) {
     RETURN_IF_ERROR(CudaStatus(cudaEventCreateWithFlags(event, cudaEventDisableTiming),
                                "an event of copies to the host"));

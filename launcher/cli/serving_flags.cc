@@ -186,7 +186,7 @@ void AddKvCacheFlags(CLI::App& command, const char* help, const char* whose, KvC
       ->group(group);
   command
       .add_option("--kv-offload-gib", flags.offload_gib,
-                  absl::StrCat("memory of hosts, ", whose,
+                  absl::StrCat(whose,
                                ", that keeps copies of cached prefixes: GPUs take those back for "
                                "which their KV cache had no room (default: none)"))
       ->type_name("GIB")

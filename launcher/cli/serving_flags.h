@@ -74,7 +74,7 @@ void AddRankFlags(CLI::App& command, RankFlags& flags);
 CLI::Option* AddDTypeFlag(CLI::App& command, const std::vector<std::string>& names,
                           const char* help, std::string& dtype);
 void AddWeightCacheFlag(CLI::App& command, const char* help, RankFlags& flags);
-// help: of --kv-cache-gib. whose: the memory of --kv-offload-gib.
+// help: of --kv-cache-gib. whose: "memory of hosts, of this rank", that of --kv-offload-gib.
 void AddKvCacheFlags(CLI::App& command, const char* help, const char* whose, KvCacheFlags& flags);
 void AddControllerFlags(CLI::App& command, ControllerFlags& flags);
 

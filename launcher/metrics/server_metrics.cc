@@ -55,7 +55,8 @@ void AddLoad(const Status& status, MetricFamilies& families) {
   families.Gauge("lockstep_kv_cache_blocks_cached",
                  "Free KV cache blocks that hold a reusable prefix.",
                  AsDouble(status.kv_blocks_cached()));
-  families.Gauge("lockstep_kv_host_blocks", "Copies of KV cache blocks that hosts have room for.",
+  families.Gauge("lockstep_kv_host_blocks",
+                 "Copies of KV cache blocks that hosts of the replicas that serve have room for.",
                  AsDouble(status.host_blocks_total()));
   families.Gauge("lockstep_kv_host_blocks_in_use",
                  "Copies of KV cache blocks with a reusable prefix in the hosts' memory.",

@@ -50,12 +50,15 @@ std::string ForEachReplica(const CapacityInputs& inputs) {
 
 absl::Status CheckMemory(const CapacityInputs& inputs, const PlannedCapacity& capacity,
                          int64_t block_bytes) {
-  if (const int64_t beside = OffloadBytesBeside(inputs); beside > inputs.devices.memory_bytes) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("copies of KV blocks would take ", FormatBytes(beside), ", ",
-                     FormatBytes(inputs.devices.memory_bytes),
-                     " of memory are available on this host: lower --kv-offload-gib"));
+  const int64_t beside = OffloadBytesBeside(inputs);
+  if (beside > inputs.devices.memory_bytes) {
+    return absl::ResourceExhaustedError(absl::StrCat("copies of KV blocks would take ",
+                                                     FormatBytes(beside), ", ",
+                                                     FormatBytes(inputs.devices.memory_bytes),
+                                                     " of memory are available: lower "
+                                                     "--kv-offload-gib"));
   }
+  const char* const but_copies = beside > 0 ? " beside --kv-offload-gib" : "";
   const int64_t memory_bytes = MemoryOfReplica(inputs, capacity.weight_bytes);
   if (capacity.weight_bytes > memory_bytes) {
     return absl::ResourceExhaustedError(absl::StrCat(
@@ -64,7 +67,7 @@ absl::Status CheckMemory(const CapacityInputs& inputs, const PlannedCapacity& ca
         inputs.devices.may_be_gpus()
             ? " may be taken of the ranks' GPUs (--gpu-memory-utilization): use more GPUs"
             : " are available on this host",
-        inputs.devices.why_no_gpus,
+        but_copies, inputs.devices.why_no_gpus,
         inputs.devices.multiply_fp8 && inputs.model.quantize == "none" ? ", or --quantize fp8"
                                                                        : ""));
   }
@@ -78,7 +81,7 @@ absl::Status CheckMemory(const CapacityInputs& inputs, const PlannedCapacity& ca
     return absl::ResourceExhaustedError(
         absl::StrCat("the KV cache would take ", FormatCount(capacity.num_kv_blocks), " blocks of ",
                      FormatBytes(block_bytes), ", beside the weights ", FormatBytes(free_bytes),
-                     " of memory are available", ForEachReplica(inputs),
+                     " of memory are available", but_copies, ForEachReplica(inputs),
                      ": lower --kv-cache-gib or --num-kv-blocks"));
   }
   return absl::OkStatus();

@@ -37,10 +37,13 @@ std::vector<std::string> LayoutLines(const ShownLayout& layout, const PlannedCap
   return lines;
 }
 
+int64_t ShownCache::num_sequences() const {
+  return num_blocks / std::max<int64_t>(1, (max_model_len + block_size - 1) / block_size);
+}
+
 std::vector<std::string> CacheLines(const ShownCache& cache) {
-  const int64_t tokens = cache.num_blocks * cache.block_size;
-  const int64_t sequence_blocks = (cache.max_model_len + cache.block_size - 1) / cache.block_size;
-  const int64_t sequences = cache.num_blocks / std::max<int64_t>(1, sequence_blocks);
+  const int64_t tokens = cache.num_tokens();
+  const int64_t sequences = cache.num_sequences();
   std::vector<std::string> lines = {absl::StrFormat(
       "KV cache %s blocks of %d tokens%s = %s tokens, %s sequence%s of %s; %s in all",
       FormatCount(cache.num_blocks), cache.block_size, cache.is_fp8 ? " in fp8" : "",
@@ -52,6 +55,9 @@ std::vector<std::string> CacheLines(const ShownCache& cache) {
       absl::StrFormat("         copies of %s blocks = %s tokens in the memory of hosts; %s in all",
                       FormatCount(cache.num_host_blocks), FormatCount(copied_tokens),
                       FormatBytes(copied_tokens * cache.bytes_per_token)));
+  if (cache.num_host_blocks <= cache.num_blocks) {
+    lines.push_back("         these are no more than the cache has: raise --kv-offload-gib");
+  }
   return lines;
 }
 

@@ -22,10 +22,13 @@ std::vector<std::string> LayoutLines(const ShownLayout& layout, const PlannedCap
 struct ShownCache {
   int64_t num_blocks = 0;
   int64_t num_host_blocks = 0;  // copies
-  int block_size = 0;
-  bool is_fp8 = false;
   int64_t max_model_len = 0;
+  int block_size = 1;
   int64_t bytes_per_token = 0;  // of all ranks
+  bool is_fp8 = false;
+
+  int64_t num_tokens() const { return num_blocks * block_size; }
+  int64_t num_sequences() const;  // of full length
 };
 std::vector<std::string> CacheLines(const ShownCache& cache);
 

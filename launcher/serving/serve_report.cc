@@ -94,7 +94,8 @@ void ServeReport::Plan(const PlannedCapacity& capacity, std::optional<int> threa
                        {"threads_per_rank", threads_per_rank ? Json(*threads_per_rank) : Json()},
                        {"weight_bytes", capacity.weight_bytes},
                        {"num_kv_blocks", capacity.num_kv_blocks},
-                       {"fp8_kv_cache", capacity.has_fp8_cache}});
+                       {"fp8_kv_cache", capacity.has_fp8_cache},
+                       {"kv_offload_bytes", capacity.offload_bytes}});
     return;
   }
   const ShownLayout layout{tp_, pp_, num_replicas_, threads_per_rank};
@@ -300,25 +301,25 @@ void ServeReport::Waiting(absl::string_view message) {
 }
 
 void ServeReport::Serving(const ControllerEvent& event, const std::string& address) {
-  const int64_t tokens = event.num_kv_blocks * block_size_;
-  const int64_t sequence_blocks = (event.max_model_len + block_size_ - 1) / block_size_;
-  const int64_t sequences = event.num_kv_blocks / std::max<int64_t>(1, sequence_blocks);
+  const ShownCache cache = {event.num_kv_blocks, event.num_host_blocks, event.max_model_len,
+                            block_size_,         kv_bytes_per_token_,   has_fp8_cache_};
   const bool is_again = !have_served_.insert(event.replica).second;
   const absl::Time since = is_again ? lost_at_[event.replica] : started_;
   const double seconds = absl::ToDoubleSeconds(SteadyNow() - since);
   lost_at_.erase(event.replica);
   if (json_) {
-    PrintJson(is_again ? "ready_again" : "ready", {{"address", address},
-                                                   {"replica", event.replica},
-                                                   {"epoch", event.epoch},
-                                                   {"model", name_},
-                                                   {"tp", tp_},
-                                                   {"pp", pp_},
-                                                   {"num_kv_blocks", event.num_kv_blocks},
-                                                   {"num_host_blocks", event.num_host_blocks},
-                                                   {"kv_capacity_tokens", tokens},
-                                                   {"max_model_len", event.max_model_len},
-                                                   {"full_length_sequences", sequences}});
+    PrintJson(is_again ? "ready_again" : "ready",
+              {{"address", address},
+               {"replica", event.replica},
+               {"epoch", event.epoch},
+               {"model", name_},
+               {"tp", tp_},
+               {"pp", pp_},
+               {"num_kv_blocks", event.num_kv_blocks},
+               {"num_host_blocks", event.num_host_blocks},
+               {"kv_capacity_tokens", cache.num_tokens()},
+               {"max_model_len", event.max_model_len},
+               {"full_length_sequences", cache.num_sequences()}});
     return;
   }
   if (is_again) {
@@ -326,8 +327,6 @@ void ServeReport::Serving(const ControllerEvent& event, const std::string& addre
                               seconds, event.epoch));
     return;
   }
-  const ShownCache cache{event.num_kv_blocks, event.num_host_blocks, block_size_,
-                         has_fp8_cache_,      event.max_model_len,   kv_bytes_per_token_};
   for (const std::string& line : CacheLines(cache)) {
     PrintLine(absl::StrCat(Prefix(event.replica), line));
   }

@@ -51,6 +51,7 @@ absl::Status StageKvCache::Allocate(Backend& backend, int64_t num_blocks) {
         absl::StrFormat("KV cache of %d blocks of %d bytes", num_blocks, block_bytes()));
   }
   num_blocks_ = 0;
+  ForgetCopies();
   for (KvCacheView& view : layers_) view.k = view.v = nullptr;
   memory_ = {};  // before the next is there: both may not fit
   ASSIGN_OR_RETURN(memory_, backend.Allocate(bytes));
@@ -92,43 +93,46 @@ KvBlockCopies StageKvCache::Place(std::span<const BlockCopy> copies) {
           .copies = placed_};
 }
 
-bool StageKvCache::MustAwait(std::span<const BlockCopy> offloaded,
-                             std::span<const BlockCopy> restored,
-                             std::span<const NewBlock> granted) {
-  is_offloaded_.resize(static_cast<size_t>(num_blocks_));
-  is_copied_to_.resize(static_cast<size_t>(num_host_blocks()));
-  const auto mark = [&](bool value) {
-    for (const BlockCopy& copy : offloaded) {
-      is_offloaded_[static_cast<size_t>(copy.block)] = value;
-      is_copied_to_[static_cast<size_t>(copy.host_block)] = value;
-    }
-  };
-  mark(true);
-  const bool must = std::any_of(granted.begin(), granted.end(),
-                                [&](const NewBlock& one) {
-                                  return is_offloaded_[static_cast<size_t>(one.block)];
-                                }) ||
-                    std::any_of(restored.begin(), restored.end(), [&](const BlockCopy& copy) {
-                      return is_copied_to_[static_cast<size_t>(copy.host_block)];
-                    });
-  mark(false);
-  return must;
+void StageKvCache::AwaitIfNeeded(Backend& backend, std::span<const BlockCopy> restored,
+                                 std::span<const int32_t> written) {
+  const auto is_read = [&](int32_t block) { return is_read_[static_cast<size_t>(block)]; };
+  const bool is_needed =
+      std::any_of(written.begin(), written.end(), is_read) ||
+      std::any_of(restored.begin(), restored.end(), [&](const BlockCopy& copy) {
+        return is_read(copy.block) || is_written_[static_cast<size_t>(copy.host_block)];
+      });
+  if (!is_needed) return;
+  backend.AwaitOffloads();
+  for (const BlockCopy& copy : under_way_) {
+    is_read_[static_cast<size_t>(copy.block)] = false;
+    is_written_[static_cast<size_t>(copy.host_block)] = false;
+  }
+  under_way_.clear();
 }
 
 absl::Status StageKvCache::Copy(Backend& backend, std::span<const BlockCopy> offloaded,
                                 std::span<const BlockCopy> restored,
-                                std::span<const NewBlock> granted) {
+                                std::span<const int32_t> written) {
   RETURN_IF_ERROR(Check(offloaded));
   RETURN_IF_ERROR(Check(restored));
-  for (const NewBlock& one : granted) {
-    if (one.block >= 0 && one.block < num_blocks_) continue;
+  for (const int32_t block : written) {
+    if (block >= 0 && block < num_blocks_) continue;
     return absl::InvalidArgumentError(
-        absl::StrFormat("block %d is granted, there are %d", one.block, num_blocks_));
+        absl::StrFormat("block %d is granted, there are %d", block, num_blocks_));
   }
-  backend.AwaitOffloads();
+  is_read_.resize(static_cast<size_t>(num_blocks_));
+  is_written_.resize(static_cast<size_t>(num_host_blocks()));
+  AwaitIfNeeded(backend, restored, written);
   if (!offloaded.empty()) {
     backend.OffloadKv(Place(offloaded));
-    if (MustAwait(offloaded, restored, granted)) backend.AwaitOffloads();
+    for (const BlockCopy& copy : offloaded) {
+      const bool is_known = is_read_[static_cast<size_t>(copy.block)] &&
+                            is_written_[static_cast<size_t>(copy.host_block)];
+      is_read_[static_cast<size_t>(copy.block)] = true;
+      is_written_[static_cast<size_t>(copy.host_block)] = true;
+      if (!is_known) under_way_.push_back(copy);
+    }
+    AwaitIfNeeded(backend, restored, written);
   }
   if (!restored.empty()) backend.RestoreKv(Place(restored));
   return absl::OkStatus();

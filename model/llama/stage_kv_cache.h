@@ -19,7 +19,6 @@
 #include "model/llama/block_copy.h"
 #include "model/llama/host_kv_blocks.h"
 #include "model/llama/stage_shape.h"
-#include "model/llama/step_batch.h"
 #include "model/llama/weights.h"
 
 namespace lockstep {
@@ -54,20 +53,27 @@ class StageKvCache {
   // As HostKvBlocks::Allocate.
   absl::Status AllocateHostBlocks(Backend& backend, int64_t num_blocks,
                                   const std::function<void()>& on_progress) {
+    ForgetCopies();
     return host_blocks_.Allocate(backend, num_blocks, block_bytes(), on_progress);
   }
   int64_t num_host_blocks() const { return host_blocks_.num_blocks(); }
-  // Copies to the host, which may run beside what is issued later, then those from it. What is
-  // issued later may write to those of the first that are granted now (blocks), to the others
-  // after it was called again. INVALID_ARGUMENT (a block that there is not), before any was copied.
+  // Copies to the host, which may run beside what is issued later, then those from it. Waits for
+  // copies under way, these or earlier ones, where they are of blocks in `written`, to which steps
+  // may write from now on, or of what is restored. INVALID_ARGUMENT (a block that there is not),
+  // before any was copied.
   absl::Status Copy(Backend& backend, std::span<const BlockCopy> offloaded,
-                    std::span<const BlockCopy> restored, std::span<const NewBlock> granted);
+                    std::span<const BlockCopy> restored, std::span<const int32_t> written);
 
  private:
+  // Memory is about to be taken anew, which waits for them.
+  void ForgetCopies() {
+    under_way_.clear();
+    is_read_.clear();
+    is_written_.clear();
+  }
   absl::Status Check(std::span<const BlockCopy> copies) const;
-  // Whether what is granted or restored needs one of the copies.
-  bool MustAwait(std::span<const BlockCopy> offloaded, std::span<const BlockCopy> restored,
-                 std::span<const NewBlock> granted);
+  void AwaitIfNeeded(Backend& backend, std::span<const BlockCopy> restored,
+                     std::span<const int32_t> written);
   KvBlockCopies Place(std::span<const BlockCopy> copies);
 
   KvCacheView shape_;
@@ -75,9 +81,11 @@ class StageKvCache {
   int64_t num_blocks_ = 0;
   DeviceBuffer memory_;
   HostKvBlocks host_blocks_;
-  std::vector<KvBlockCopy> placed_;  // scratch, like the next
-  std::vector<bool> is_offloaded_;   // [num_blocks]
-  std::vector<bool> is_copied_to_;   // [num_host_blocks]
+  std::vector<KvBlockCopy> placed_;  // scratch
+  // To the host; those that nobody has waited for.
+  std::vector<BlockCopy> under_way_;
+  std::vector<bool> is_read_;     // [num_blocks], by these
+  std::vector<bool> is_written_;  // [num_host_blocks], likewise
 };
 
 }  // namespace lockstep

@@ -150,6 +150,7 @@ class ControllerCore {
   absl::Status Handle(Replica& replica, int rank, const v1::FromRank& message, absl::Time now);
   void StartRanks(Replica& replica, absl::Time now);
   absl::Status Agree(const RankRoster& ranks, int& at);
+  int64_t HostBlocks(const Replica& replica) const;  // of its ranks
   void StartEngine(Replica& replica);
   struct Loss {
     int rank = 0;

@@ -151,15 +151,16 @@ absl::Status ControllerCore::Handle(Replica& replica, int rank, const v1::FromRa
 // All ranks are loaded. Those that cannot serve are refused: they would come again with the same.
 void ControllerCore::StartRanks(Replica& replica, absl::Time now) {
   int at = 0;
-  absl::Status agreed = Agree(replica.ranks(), at);
-  if (agreed.ok()) agreed = replica.AgreeOnHostBlocks(config_.engine.enable_prefix_cache, at);
-  if (agreed.ok()) {
-    return replica.ranks().StartServing(agreed_kv_blocks_, replica.num_host_blocks());
-  }
+  const absl::Status agreed = Agree(replica.ranks(), at);
+  if (agreed.ok()) return replica.ranks().StartServing(agreed_kv_blocks_, HostBlocks(replica));
   LoseReplica(replica,
               {at, ControllerEvent::Cause::kRankComplained, std::string(agreed.message()),
                ToGrpcStatus(agreed).error_code()},
               now);
+}
+
+int64_t ControllerCore::HostBlocks(const Replica& replica) const {
+  return config_.engine.enable_prefix_cache ? replica.ranks().FewestHostBlocks() : 0;
 }
 
 // On how the ranks compute and on the cache; or says what it would take, and at which rank.
@@ -217,7 +218,7 @@ void ControllerCore::StartEngine(Replica& replica) {
   event.replica = replica.index();
   event.epoch = replica.epoch();
   event.num_kv_blocks = agreed_kv_blocks_;
-  event.num_host_blocks = replica.num_host_blocks();
+  event.num_host_blocks = HostBlocks(replica);
   event.max_model_len = config_.limits.max_model_len;
   output_.Tell(event);  // before anyone can see that it serves
   SetPhase(Phase::kServing, Progress());

@@ -258,13 +258,11 @@ int RankRoster::TightestRank() const {
   return static_cast<int>(tightest - ranks_.begin());
 }
 
-int RankRoster::FewestHostBlocksRank() const {
+int64_t RankRoster::FewestHostBlocks() const {
   LS_CHECK(AllLoaded());
-  const auto fewest =
-      std::min_element(ranks_.begin(), ranks_.end(), [](const Rank& a, const Rank& b) {
-        return a.loaded.max_host_blocks() < b.loaded.max_host_blocks();
-      });
-  return static_cast<int>(fewest - ranks_.begin());
+  int64_t fewest = kMaxKvBlocks;
+  for (const Rank& rank : ranks_) fewest = std::min(fewest, rank.loaded.max_host_blocks());
+  return fewest;
 }
 
 void RankRoster::Rehearse() {

@@ -80,8 +80,8 @@ class RankRoster {
   int SmallestRank() const;
   // Likewise: that the fewest fit with nothing to spare.
   int TightestRank() const;
-  // Likewise: whose host keeps the fewest copies of blocks.
-  int FewestHostBlocksRank() const;
+  // Copies of blocks that the host of each has room for.
+  int64_t FewestHostBlocks() const;
   const v1::Loaded& loaded(int rank) const { return ranks_[rank].loaded; }
   // Likewise.
   const v1::KvRoom& kv_room(int rank) const { return ranks_[rank].kv_room; }

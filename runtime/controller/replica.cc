@@ -45,20 +45,14 @@ void Replica::BeginEpoch(uint64_t epoch, absl::Time now) {
   state_ = State::kJoining;
 }
 
-absl::Status Replica::AgreeOnHostBlocks(bool enable_prefix_cache, int& at) {
-  at = ranks_->FewestHostBlocksRank();
-  const int64_t most = enable_prefix_cache ? ranks_->loaded(at).max_host_blocks() : 0;
-  if (engine_ == nullptr) num_host_blocks_ = most;
-  if (num_host_blocks_ <= most) return absl::OkStatus();
-  return absl::ResourceExhaustedError(absl::StrCat(
-      "the new ranks' hosts have room for copies of ", most,
-      " KV blocks (--kv-offload-gib), those of the first ones had ", num_host_blocks_));
-}
-
 void Replica::StartServing(engine::EngineConfig config) {
   LS_CHECK(state_ == State::kJoining && ranks_->AllReady());
-  config.num_host_blocks = num_host_blocks_;
-  if (engine_ == nullptr) engine_ = std::make_unique<engine::Engine>(config);
+  config.num_host_blocks = ranks_->FewestHostBlocks();
+  if (engine_ == nullptr) {
+    engine_ = std::make_unique<engine::Engine>(config);
+  } else {
+    engine_->SetHostBlocks(config.num_host_blocks);
+  }
   state_ = State::kServing;
 }
 
@@ -174,10 +168,12 @@ void Replica::FillStatus(absl::Time now, v1::GetStatusResponse* response) const 
   status.set_kv_blocks_in_use(stats.blocks_in_use);
   response->set_num_waiting(response->num_waiting() + stats.num_waiting);
   response->set_num_running(response->num_running() + stats.num_running);
-  if (serving()) response->set_kv_blocks_total(response->kv_blocks_total() + stats.blocks_total);
+  if (serving()) {
+    response->set_kv_blocks_total(response->kv_blocks_total() + stats.blocks_total);
+    response->set_host_blocks_total(response->host_blocks_total() + stats.host_blocks_total);
+  }
   response->set_kv_blocks_in_use(response->kv_blocks_in_use() + stats.blocks_in_use);
   response->set_kv_blocks_cached(response->kv_blocks_cached() + stats.blocks_cached);
-  response->set_host_blocks_total(response->host_blocks_total() + stats.host_blocks_total);
   response->set_host_blocks_in_use(response->host_blocks_in_use() + stats.host_blocks_in_use);
   response->set_kv_blocks_offloaded(response->kv_blocks_offloaded() + stats.blocks_offloaded);
   response->set_kv_blocks_restored(response->kv_blocks_restored() + stats.blocks_restored);

@@ -52,13 +52,9 @@ class Replica {
 
   // Ranks of this epoch may join; those of the last one are gone (Lose).
   void BeginEpoch(uint64_t epoch, absl::Time now);
-  // All ranks are ready: an engine of this configuration, or the one there is, goes on.
-  // config but for num_host_blocks.
+  // All ranks are ready: an engine of this configuration, or the one there is, goes on, with the
+  // host blocks that they have.
   void StartServing(engine::EngineConfig config);
-  // Once the ranks are loaded: how many copies of blocks hosts keep, the same for all epochs.
-  // RESOURCE_EXHAUSTED when a host has room for fewer than before; at: its rank.
-  absl::Status AgreeOnHostBlocks(bool enable_prefix_cache, int& at);
-  int64_t num_host_blocks() const { return num_host_blocks_; }
   // The streams are closed, steps in flight forgotten; unfinished requests wait in the engine.
   // Returns the one that killed the ranks, if one must have.
   std::optional<uint64_t> Lose(const grpc::Status& status, std::string why);
@@ -100,7 +96,6 @@ class Replica {
   StepDeadline step_deadline_;
   State state_ = State::kJoining;
   std::string why_lost_;
-  int64_t num_host_blocks_ = 0;
   bool is_given_up_ = false;
   uint32_t num_losses_ = 0;
   std::unique_ptr<RankRoster> ranks_;  // null while kLost

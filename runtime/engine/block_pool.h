@@ -79,11 +79,7 @@ class BlockTable {
   std::span<const int32_t> blocks() const { return blocks_; }
 
   bool Grow(int64_t count) { return pool_->Allocate(count, blocks_); }
-  void Share(int32_t block) {
-    pool_->AddReference(block);
-    Adopt(block);
-  }
-  void Adopt(int32_t block) { blocks_.push_back(block); }  // with a reference of the caller's
+  void Adopt(int32_t block) { blocks_.push_back(block); }  // with the caller's reference
   // Last block first: a prefix is worth more than what follows it, so its beginning is evicted
   // last.
   void Clear() {

@@ -63,6 +63,7 @@ class Engine {
   // request that must have killed the ranks, if one did (see engine_losses.cc): it is for the
   // caller to abort.
   std::optional<uint64_t> ResetReplica();
+  void SetHostBlocks(int64_t count) { scheduler_.SetHostBlocks(count); }  // of new ranks, after it
 
   // After ResetReplica: hands over every unfinished request, oldest first; nothing is left. Events
   // must have been taken.
@@ -88,8 +89,7 @@ class Engine {
   // InfiniteFuture if none.
   absl::Time NextWakeup() const;
   EngineStats Stats() const;
-  // Counts everything: O(num_blocks), for tests.
-  void CheckInvariants() const;
+  void CheckInvariants() const;  // counts everything: O(num_blocks), for tests
   // RESOURCE_EXHAUSTED when Add would refuse whatever comes.
   absl::Status CheckQueue() const;
   // Of an unfinished request.

@@ -26,8 +26,4 @@ void HostBlocks::Touch(int32_t host_block) {
   pool_.Release(host_block);
 }
 
-void HostBlocks::Clear() {
-  for (int32_t block = 0; block < pool_.num_blocks(); ++block) pool_.Unmark(block);
-}
-
 }  // namespace lockstep::engine

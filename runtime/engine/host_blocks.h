@@ -21,7 +21,6 @@ class HostBlocks {
   int32_t Take(uint64_t name);
   uint64_t NameOf(int32_t host_block) const { return names_[host_block]; }
   void Touch(int32_t host_block);  // it is used
-  void Clear();                    // all are free; nobody is told
   void CheckInvariants() const { pool_.CheckInvariants(); }
 
  private:

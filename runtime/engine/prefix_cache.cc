@@ -10,9 +10,17 @@ namespace lockstep::engine {
 PrefixCache::PrefixCache(BlockPool& pool, int block_size, int64_t num_host_blocks,
                          uint64_t hash_mask)
     : pool_(pool), block_size_(block_size), hash_mask_(hash_mask) {
+  SetHostBlocks(num_host_blocks);
+}
+
+void PrefixCache::SetHostBlocks(int64_t num_host_blocks) {
+  LS_CHECK(entries_.empty());
+  host_blocks_.reset();
   if (num_host_blocks == 0) return;
   host_blocks_.emplace(num_host_blocks, [this](uint64_t hash) { ForgetHostBlock(hash); });
-  is_to_be_offloaded_.resize(pool.num_blocks());
+  is_to_be_offloaded_.assign(pool_.num_blocks(), false);
+  // Growing to a million entries takes a step's time and more.
+  entries_.reserve(pool_.num_blocks() + num_host_blocks);
 }
 
 int64_t PrefixCache::Match::num_to_restore() const {
@@ -109,7 +117,7 @@ bool PrefixCache::Keeps(int32_t block) {
   if (entry.block == block) {
     if (entry.host_block != kNoBlock) {
       host_blocks_->Touch(entry.host_block);
-    } else {
+    } else if (host_blocks_ && host_blocks_->num_blocks() > pool_.num_blocks()) {
       WantOffload(block);
     }
     return true;
@@ -127,9 +135,8 @@ void PrefixCache::Clear() {
   hash_of_block_.clear();
   entries_.clear();
   if (!host_blocks_) return;
-  host_blocks_->Clear();
   to_offload_.clear();
-  is_to_be_offloaded_.assign(is_to_be_offloaded_.size(), false);
+  SetHostBlocks(host_blocks_->num_blocks());
 }
 
 void PrefixCache::WantOffload(int32_t block) {

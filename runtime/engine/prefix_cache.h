@@ -9,7 +9,9 @@
 //
 // With blocks of the host's memory, every named block gets a copy there (TakeOffloads), by which
 // its prefix is still found when the block has gone to others; who uses it then has it copied back
-// (Restore). A copy is as recently used as its block: when the block's last holder leaves.
+// (Restore). A copy is as recently used as its block: when the block's last holder leaves. One that
+// gave way to others is then made again, where the host has more blocks than the cache; else most
+// copies would be made again all the time, of blocks that are still there.
 #pragma once
 
 #include <cstdint>
@@ -68,6 +70,8 @@ class PrefixCache {
   std::vector<BlockCopy> TakeOffloads(int64_t most);
   // What only the host has will be copied to `block`, which is held now, by the next plan.
   void Restore(int32_t host_block, int32_t block);
+  // From now on; nothing is named now.
+  void SetHostBlocks(int64_t num_host_blocks);
   // Null: there are none.
   const HostBlocks* host_blocks() const { return host_blocks_ ? &*host_blocks_ : nullptr; }
   void CheckInvariants() const;  // counts everything, for tests

@@ -224,6 +224,7 @@ void Scheduler::Reset() {
   num_waiting_tokens_ = 0;
   num_gated_ = 0;
   blocked_.sequence = nullptr;
+  awaits_restores_ = nullptr;
   prefix_cache_.Clear();
   plan_.offloaded.clear();
   slots_.Reset();

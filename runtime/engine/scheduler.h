@@ -21,6 +21,7 @@
 #include "runtime/engine/block_pool.h"
 #include "runtime/engine/engine_types.h"
 #include "runtime/engine/prefix_cache.h"
+#include "runtime/engine/scheduled_step.h"
 #include "runtime/engine/sequence.h"
 #include "runtime/engine/slot_pool.h"
 
@@ -30,20 +31,8 @@ class Scheduler {
  public:
   explicit Scheduler(const EngineConfig& config);
 
-  // An entry of a plan's work and whose it is; another may have the slot when the result comes.
-  struct Entry {
-    Sequence* sequence = nullptr;
-    uint32_t slot = 0;
-    int64_t start = 0;  // the first position it computes
-    uint32_t num_tokens = 0;
-    bool sample = false;
-    std::vector<int32_t> drafts = {};
-    bool quotes_others = false;  // the drafts, what other outputs said
-  };
-  struct Step {
-    StepPlan plan;
-    std::vector<Entry> entries;  // as plan.work
-  };
+  using Entry = ScheduledEntry;
+  using Step = ScheduledStep;
   // The next step, or nullopt when no sequence can move now. `alone`: of this request only; others
   // that run are preempted.
   std::optional<Step> Schedule(uint64_t step_id, const Request* alone = nullptr);
@@ -56,6 +45,10 @@ class Scheduler {
   // The ranks are gone, and with them slots and cached blocks. Nothing waits and nothing runs
   // afterwards; steps in flight are the caller's.
   void Reset();
+  // Of ranks that start now; after Reset.
+  void SetHostBlocks(int64_t num_host_blocks) {
+    prefix_cache_.SetHostBlocks(config_.enable_prefix_cache ? num_host_blocks : 0);
+  }
   bool MayGuess() const;
   int64_t BlocksFor(int64_t num_tokens) const {
     return (num_tokens + config_.block_size - 1) / config_.block_size;
@@ -99,6 +92,7 @@ class Scheduler {
   Sequence* NextToAdmit() const;
   enum class Outcome : uint8_t { kAdmitted, kLater, kRefused };
   Outcome TryAdmit(Sequence& sequence, int64_t most_tokens);
+  bool MayRestore(const Sequence& sequence, int64_t num_blocks);
   int64_t NumReserved() const;
   std::optional<Admission> FindRoom(const Sequence& sequence);
   bool IsComputedNow(const Sequence& sequence, const PrefixCache::Match& cached) const;
@@ -129,6 +123,10 @@ class Scheduler {
     int64_t need = 0;
     std::vector<PrefixCache::Node> prefix;  // as far as it was found
   } blocked_;
+
+  // More of its blocks are on the host than this plan could still restore. Nobody behind it takes
+  // blocks back before it has.
+  const Sequence* awaits_restores_ = nullptr;
 
   // The step being built.
   uint64_t step_id_ = 0;

@@ -47,6 +47,7 @@ void Scheduler::StopWaiting(Sequence& sequence) {
   waiting_.erase(&sequence);
   num_waiting_tokens_ -= sequence.num_waiting_tokens;
   if (blocked_.sequence == &sequence) blocked_.sequence = nullptr;
+  if (awaits_restores_ == &sequence) awaits_restores_ = nullptr;
 }
 
 // Prompts under way and those that wait, in one order.
@@ -124,14 +125,23 @@ Scheduler::Outcome Scheduler::TryAdmit(Sequence& sequence, int64_t most_tokens) 
   const std::optional<Admission> room = FindRoom(sequence);
   if (!room) return Outcome::kRefused;
   if (IsComputedNow(sequence, room->cached)) return Outcome::kLater;
-  const int64_t num_restores = std::ssize(plan_.restored) + room->cached.num_to_restore();
-  if (!plan_.restored.empty() && num_restores > config_.max_restores()) return Outcome::kRefused;
   const int64_t num_cached = room->cached.size() * config_.block_size;
   if (std::ssize(sequence.tokens()) - num_cached > most_tokens) return Outcome::kLater;
+  if (!MayRestore(sequence, room->cached.num_to_restore())) return Outcome::kLater;
   Admit(sequence, *room);
   num_opened_tokens_ = num_opened;
   AddWork(sequence, std::min(sequence.uncomputed(), budget_));
   return Outcome::kAdmitted;
+}
+
+// No more than a plan may take back, but for one sequence that needs more.
+bool Scheduler::MayRestore(const Sequence& sequence, int64_t num_blocks) {
+  if (num_blocks == 0) return true;
+  if (awaits_restores_ != nullptr && GoesBefore()(awaits_restores_, &sequence)) return false;
+  const bool fits =
+      plan_.restored.empty() || std::ssize(plan_.restored) + num_blocks <= config_.max_restores();
+  if (!fits) awaits_restores_ = &sequence;
+  return fits;
 }
 
 // Whether at least half of what it lacks is computed in this very plan for another one: it finds

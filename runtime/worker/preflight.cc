@@ -63,19 +63,24 @@ absl::Status CheckMemory(std::span<const RankFacts> facts) {
   }
   for (const auto& [memory, ranks] : ranks_of_memory) {
     int64_t needed = 0;
+    bool with_copies = false;
     int64_t available = facts[static_cast<size_t>(ranks.front())].available_bytes;
     for (const int rank : ranks) {
       needed += facts[static_cast<size_t>(rank)].needed_bytes;
+      with_copies |= facts[static_cast<size_t>(rank)].offload_bytes > 0;
       available = std::min(available, facts[static_cast<size_t>(rank)].available_bytes);
     }
     if (needed <= available) continue;
     const RankFacts& first = facts[static_cast<size_t>(ranks.front())];
     const bool on_gpu = first.gpu != kNoGpu;
+    with_copies &= !on_gpu;
     return absl::ResourceExhaustedError(absl::StrCat(
-        "weights and KV cache of ", FormatRanks(ranks), " take ", GiB(needed), ", ", first.host,
+        with_copies ? "weights, KV cache and copies of its blocks of " : "weights and KV cache of ",
+        FormatRanks(ranks), " take ", GiB(needed), ", ", first.host,
         on_gpu ? absl::StrCat("'s GPU ", first.gpu) : "", " has ", GiB(available),
         " of memory available", on_gpu ? " to it" : "", WaysOut(first),
-        "lower --kv-cache-gib if it was told, or ", MoreOf(needed, available, on_gpu)));
+        with_copies ? "lower --kv-offload-gib, " : "", "lower --kv-cache-gib if it was told, or ",
+        MoreOf(needed, available, on_gpu)));
   }
   return absl::OkStatus();
 }
@@ -85,7 +90,7 @@ absl::Status CheckHostMemory(std::span<const RankFacts> facts) {
   std::map<int, std::vector<int>> ranks_of_node;
   for (int rank = 0; rank < std::ssize(facts); ++rank) {
     const RankFacts& fact = facts[static_cast<size_t>(rank)];
-    if (fact.offload_bytes > 0) ranks_of_node[fact.node].push_back(rank);
+    if (fact.gpu != kNoGpu && fact.offload_bytes > 0) ranks_of_node[fact.node].push_back(rank);
   }
   for (const auto& [node, ranks] : ranks_of_node) {
     const RankFacts& first = facts[static_cast<size_t>(ranks.front())];

@@ -29,7 +29,8 @@ struct RankFacts {
   int64_t available_bytes = 0;  // before, on its host, or to it on its GPU
   int gpu = kNoGpu;             // whose memory it is, of those that the rank sees
   int64_t foreign_bytes = 0;    // of the GPU, where others' leave less than the rank might fill
-  // With a GPU: of the host's memory, for copies of KV blocks, and what the host has.
+  // Of the host's memory, for copies of KV blocks: without a GPU among needed_bytes. And with one,
+  // what the host has.
   int64_t offload_bytes = 0;
   int64_t host_available_bytes = 0;
 };

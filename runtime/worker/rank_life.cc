@@ -220,10 +220,8 @@ absl::Status RankLife::Preflight() {
                   .available_bytes = model_.device().backend().AvailableBytes(),
                   .gpu = model_.device().gpu().value_or(kNoGpu),
                   .foreign_bytes = memory.is_limited_by_others() ? memory.foreign_bytes : 0};
-  if (facts.gpu != kNoGpu) {
-    facts.offload_bytes = options_.kv_offload_bytes;
-    facts.host_available_bytes = AvailableMemoryBytes();
-  }
+  facts.offload_bytes = options_.kv_offload_bytes;
+  if (facts.gpu != kNoGpu) facts.host_available_bytes = AvailableMemoryBytes();
   ASSIGN_OR_RETURN(facts.needed_bytes, model_.NeededBytes());
   ASSIGN_OR_RETURN(const std::vector<RankFacts> all,
                    GatherFacts(options_.grid, groups_, facts, preflight_memory_));

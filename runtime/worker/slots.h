@@ -84,6 +84,8 @@ class SlotTable {
   // First and last stage: a sampled token arrived. Ignored when its sequence has left the slot.
   void AppendSampled(const SlotRef& ref, int32_t token);
   uint64_t last_step() const { return last_step_; }
+  int64_t num_slots() const { return options_.limits.max_num_seqs; }
+  int64_t block_size() const { return options_.limits.block_size; }
 
  private:
   struct Slot {

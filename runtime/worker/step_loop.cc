@@ -99,11 +99,28 @@ absl::Status StepLoop::Step(const engine::StepPlan& plan) {
   return absl::OkStatus();
 }
 
+// Of the blocks granted now, but for those of prefixes that are computed already.
+void StepLoop::FindWritten(const engine::StepPlan& plan) {
+  first_written_.resize(static_cast<size_t>(slots_.num_slots()));
+  const auto first_of = [this](uint32_t slot) -> int64_t& { return first_written_[slot]; };
+  for (const engine::SlotOpen& open : plan.opened) {
+    first_of(open.slot) = open.num_computed_tokens / slots_.block_size();
+  }
+  written_.clear();
+  for (const NewBlock& block : slots_.batch().new_blocks) {
+    if (block.index >= first_of(static_cast<uint32_t>(block.table_row))) {
+      written_.push_back(block.block);
+    }
+  }
+  for (const engine::SlotOpen& open : plan.opened) first_of(open.slot) = 0;
+}
+
 absl::Status StepLoop::CopyBlocks(const engine::StepPlan& plan) {
   const bool copies = !plan.offloaded.empty() || !plan.restored.empty();
   if (!copies && plan.grants.empty()) return absl::OkStatus();
   if (stage_.copy_blocks) {
-    return stage_.copy_blocks(plan.offloaded, plan.restored, slots_.batch().new_blocks);
+    FindWritten(plan);
+    return stage_.copy_blocks(plan.offloaded, plan.restored, written_);
   }
   if (!copies) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(

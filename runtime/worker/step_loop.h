@@ -37,8 +37,7 @@ struct StageCalls {
   std::function<absl::Status(const StepBatch&)> forward;
   // LlamaStage::CopyBlocks. Null: the host keeps none.
   std::function<absl::Status(std::span<const BlockCopy> offloaded,
-                             std::span<const BlockCopy> restored,
-                             std::span<const NewBlock> granted)>
+                             std::span<const BlockCopy> restored, std::span<const int32_t> written)>
       copy_blocks = nullptr;
   // Last stage: logits of rows [first, first + count) of logits_rows over this rank's vocabulary;
   // count <= max_logits_rows. On a device they are there until the next call.
@@ -97,6 +96,7 @@ class StepLoop {
                                                            const WaitCheck& check);
   absl::Status Step(const engine::StepPlan& plan);
   absl::Status CopyBlocks(const engine::StepPlan& plan);
+  void FindWritten(const engine::StepPlan& plan);
   // First stage of several. Between devices: has the step's work wait for its tokens, and
   // afterwards says that those it samples will come.
   absl::Status AwaitTokens();
@@ -131,6 +131,8 @@ class StepLoop {
   std::deque<std::vector<SlotRef>> expected_;
   std::vector<std::vector<SlotRef>> spare_;
   std::vector<int32_t> sampled_slots_;
+  std::vector<int64_t> first_written_;  // [num_slots], zeros; scratch, like the next
+  std::vector<int32_t> written_;
 
   std::optional<OpenStep> open_;
   std::vector<OpenStep> spare_steps_;

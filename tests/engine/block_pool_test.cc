@@ -60,7 +60,8 @@ TEST_F(BlockPoolTest, AllocationIsAllOrNothing) {
 TEST_F(BlockPoolTest, SharedBlockIsFreeWhenTheLastHolderLeaves) {
   BlockTable first(pool_), second(pool_);
   ASSERT_TRUE(first.Grow(1));
-  second.Share(first.blocks()[0]);
+  pool_.AddReference(first.blocks()[0]);
+  second.Adopt(first.blocks()[0]);
   first.Clear();
   EXPECT_EQ(pool_.num_in_use(), 1);
   second.Clear();

@@ -30,9 +30,6 @@ TEST(HostBlocksTest, TheOneUsedLeastRecentlyGivesWay) {
   EXPECT_EQ(blocks.Take(44), second);
   EXPECT_EQ(blocks.NameOf(second), 44u);
   EXPECT_THAT(forgotten, ElementsAre(22));
-  blocks.Clear();
-  EXPECT_EQ(blocks.num_in_use(), 0);
-  EXPECT_THAT(forgotten, SizeIs(1));
 }
 
 // Blocks of one token, and four of the host's.
@@ -153,8 +150,9 @@ TEST_F(HostPrefixesTest, CopiesAgeAsTheirBlocksAreReleased) {
   EXPECT_EQ(Find({1, 2, 3}).size(), 2);
 }
 
-TEST_F(HostPrefixesTest, ACopyThatGaveWayIsMadeAgainWhenItsBlockIsReleased) {
-  const auto old = Compute({1});
+// The host has fewer blocks than the cache.
+TEST_F(HostPrefixesTest, ACopyThatGaveWayIsNotMadeAgain) {
+  Compute({1});
   cache_.TakeOffloads(100);
   auto kept = std::move(tables_);
   tables_.clear();
@@ -165,8 +163,25 @@ TEST_F(HostPrefixesTest, ACopyThatGaveWayIsMadeAgainWhenItsBlockIsReleased) {
   }
   EXPECT_THAT(Find({1}).host_blocks, ElementsAre(kNone));
   kept.clear();
+  EXPECT_THAT(cache_.TakeOffloads(100), IsEmpty());
+}
+
+TEST_F(HostPrefixesTest, UnlessTheHostHasMoreBlocksThanTheCache) {
+  cache_.SetHostBlocks(7);
+  const auto old = Compute({1});
+  cache_.TakeOffloads(100);
+  auto kept = std::move(tables_);
+  tables_.clear();
+  for (int32_t token = 2; token <= 8; ++token) {
+    Compute({token});
+    cache_.TakeOffloads(100);
+    Release();
+  }
+  EXPECT_THAT(Find({1}).host_blocks, ElementsAre(kNone));
+  kept.clear();
   EXPECT_THAT(cache_.TakeOffloads(100), ElementsAre(Field(&BlockCopy::block, old[0])));
   EXPECT_NE(Find({1}).host_blocks[0], kNone);
+  cache_.CheckInvariants();
 }
 
 TEST_F(HostPrefixesTest, ClearForgetsCopiesToo) {
@@ -261,6 +276,39 @@ TEST_F(HostTierTest, APlanRestoresNoMoreThanItMay) {
   }
   EXPECT_EQ(most, 5);
   EXPECT_EQ(engine_->Stats().blocks_restored - restored_before, 15u);
+}
+
+// One whose blocks do not fit beside those of who came before is not overtaken by others for ever.
+TEST_F(HostTierTest, WhoAwaitsItsBlocksIsNotOvertakenByOthersThatTakeSomeBack) {
+  config_.num_blocks = 200;
+  config_.num_host_blocks = 1000;
+  config_.max_num_seqs = 8;
+  config_.max_batched_tokens = 8;  // sixteen blocks at most
+  config_.max_model_len = 500;
+  Start(config_);
+  const auto of = [&](uint64_t id, int num_tokens, int32_t token) {
+    EngineRequest request = Prompt(id, num_tokens, 1);
+    std::fill(request.prompt.begin(), request.prompt.end(), token);
+    return request;
+  };
+  RunPrompt(of(1, 65, 10));  // sixteen full blocks
+  for (int32_t token = 20; token < 24; ++token) RunPrompt(of(token, 6, token));
+  for (int32_t token = 30; token < 33; ++token) RunPrompt(of(token, 450, token));
+  EngineRequest patient = of(90, 400, 40);
+  patient.priority = 1;
+  Add(patient);
+  Next();
+  Commit();
+  Add(of(100, 65, 10));
+  for (uint64_t id = 0; id < 4; ++id) {  // short ones, each with a block on the host
+    Add(of(101 + id, 6, 20 + static_cast<int32_t>(id)));
+  }
+  int num_steps = 0;
+  for (bool has_come = false; !has_come && num_steps < 100; ++num_steps) {
+    for (const BlockCopy& copy : Next().restored) has_come |= copy.host_block < 16;
+    Commit();
+  }
+  EXPECT_LE(num_steps, 2);
 }
 
 TEST_F(HostTierTest, WithoutAPrefixCacheNothingIsCopied) {

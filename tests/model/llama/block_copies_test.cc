@@ -44,9 +44,9 @@ class BlockCopiesTest : public ::testing::Test {
   // What it does.
   std::vector<std::string> Copy(const std::vector<BlockCopy>& offloaded,
                                 const std::vector<BlockCopy>& restored,
-                                const std::vector<NewBlock>& granted) {
+                                const std::vector<int32_t>& written) {
     backend_.notes.clear();
-    EXPECT_EQ(cache_.Copy(backend_, offloaded, restored, granted), absl::OkStatus());
+    EXPECT_EQ(cache_.Copy(backend_, offloaded, restored, written), absl::OkStatus());
     return backend_.notes;
   }
   std::string Refusal(const std::vector<BlockCopy>& offloaded,
@@ -69,24 +69,26 @@ class BlockCopiesTest : public ::testing::Test {
   StageKvCache cache_ = Describe();
 };
 
-TEST_F(BlockCopiesTest, GrantsWaitForEarlierCopies) {
-  EXPECT_THAT(Copy({}, {}, {{0, 0, 3}}), ElementsAre("await"));
+TEST_F(BlockCopiesTest, CopiesToTheHostRunBesideSteps) {
+  EXPECT_THAT(Copy({{1, 5}}, {{2, 6}}, {2, 3}), ElementsAre("offload", "restore"));
+  EXPECT_THAT(Copy({}, {}, {4}), IsEmpty());
+  EXPECT_THAT(Copy({{4, 7}}, {}, {8}), ElementsAre("offload"));
 }
 
-TEST_F(BlockCopiesTest, CopiesToTheHostRunBesideTheStep) {
-  EXPECT_THAT(Copy({{1, 5}}, {{2, 6}}, {{0, 0, 2}}), ElementsAre("await", "offload", "restore"));
-}
-
-TEST_F(BlockCopiesTest, UnlessTheStepHasTheirBlocks) {
-  EXPECT_THAT(Copy({{1, 5}}, {{2, 6}}, {{0, 0, 2}, {0, 1, 1}}),
-              ElementsAre("await", "offload", "await", "restore"));
+TEST_F(BlockCopiesTest, UntilOneHasTheirBlocks) {
+  EXPECT_THAT(Copy({{1, 5}}, {{2, 6}}, {3, 1}), ElementsAre("offload", "await", "restore"));
+  EXPECT_THAT(Copy({}, {}, {1}), IsEmpty()) << "it was waited for";
+  Copy({{1, 5}}, {}, {});
+  Copy({{3, 8}}, {}, {});
+  EXPECT_THAT(Copy({{2, 6}}, {}, {1}), ElementsAre("await", "offload"));
+  EXPECT_THAT(Copy({}, {}, {3}), IsEmpty());
+  EXPECT_THAT(Copy({}, {{2, 9}}, {}), ElementsAre("await", "restore"));
 }
 
 TEST_F(BlockCopiesTest, OrTheirCopies) {
-  EXPECT_THAT(Copy({{1, 5}}, {{2, 5}}, {{0, 0, 2}}),
-              ElementsAre("await", "offload", "await", "restore"));
-  EXPECT_THAT(Copy({{1, 5}}, {{2, 6}}, {{0, 0, 2}}), ElementsAre("await", "offload", "restore"))
-      << "the next step is another one";
+  EXPECT_THAT(Copy({{1, 5}}, {{2, 5}}, {}), ElementsAre("offload", "await", "restore"));
+  EXPECT_THAT(Copy({{1, 5}}, {{2, 6}}, {}), ElementsAre("offload", "restore"));
+  EXPECT_THAT(Copy({}, {{3, 5}}, {}), ElementsAre("await", "restore"));
 }
 
 TEST_F(BlockCopiesTest, BlocksThatThereAreNotAreRefused) {
@@ -111,7 +113,7 @@ TEST_F(BlockCopiesTest, WhatComesBackIsWhatWent) {
   each(7, [&](float* at, size_t number) { std::fill_n(at, piece, 1.0f + number); });
   Copy({{7, 19}}, {}, {});
   each(7, [&](float* at, size_t) { std::fill_n(at, piece, -1.0f); });
-  Copy({}, {{9, 19}}, {{0, 0, 9}});
+  Copy({}, {{9, 19}}, {});
   each(9, [&](const float* at, size_t number) {
     EXPECT_EQ(std::count(at, at + piece, 1.0f + number), piece) << number;
   });
