@@ -278,37 +278,36 @@ TEST_F(HostTierTest, APlanRestoresNoMoreThanItMay) {
   EXPECT_EQ(engine_->Stats().blocks_restored - restored_before, 15u);
 }
 
-// One whose blocks do not fit beside those of who came before is not overtaken by others for ever.
-TEST_F(HostTierTest, WhoAwaitsItsBlocksIsNotOvertakenByOthersThatTakeSomeBack) {
+// One whose blocks do not fit beside those of others that pass, step after step.
+TEST_F(HostTierTest, WhoAwaitsItsBlocksIsNotOvertakenForEver) {
   config_.num_blocks = 200;
   config_.num_host_blocks = 1000;
   config_.max_num_seqs = 8;
-  config_.max_batched_tokens = 8;  // sixteen blocks at most
+  config_.max_batched_tokens = 16;  // 32 blocks at most, and four tokens of who may pass
   config_.max_model_len = 500;
+  config_.max_queued_requests = 100;
   Start(config_);
-  const auto of = [&](uint64_t id, int num_tokens, int32_t token) {
-    EngineRequest request = Prompt(id, num_tokens, 1);
-    std::fill(request.prompt.begin(), request.prompt.end(), token);
+  const auto of = [](uint64_t id, int num_tokens, int32_t token, int priority = 0) {
+    EngineRequest request = Prompt(id, 1, 1);
+    request.prompt.assign(num_tokens, token);
+    request.priority = priority;
     return request;
   };
-  RunPrompt(of(1, 65, 10));  // sixteen full blocks
-  for (int32_t token = 20; token < 24; ++token) RunPrompt(of(token, 6, token));
+  RunPrompt(of(1, 129, 10));  // 32 full blocks
+  for (int32_t token = 50; token < 90; ++token) RunPrompt(of(token, 6, token));
   for (int32_t token = 30; token < 33; ++token) RunPrompt(of(token, 450, token));
-  EngineRequest patient = of(90, 400, 40);
-  patient.priority = 1;
-  Add(patient);
-  Next();
-  Commit();
-  Add(of(100, 65, 10));
-  for (uint64_t id = 0; id < 4; ++id) {  // short ones, each with a block on the host
-    Add(of(101 + id, 6, 20 + static_cast<int32_t>(id)));
-  }
+  Add(of(100, 400, 40));  // many steps
+  Step();
+  Add(of(101, 140, 10, /*priority=*/-1));
+  for (int32_t token = 50; token < 90; ++token) Add(of(100 + token, 6, token));
   int num_steps = 0;
   for (bool has_come = false; !has_come && num_steps < 100; ++num_steps) {
-    for (const BlockCopy& copy : Next().restored) has_come |= copy.host_block < 16;
+    has_come = Next().restored.size() >= 32;
     Commit();
   }
   EXPECT_LE(num_steps, 2);
+  while (!engine_->Idle()) Step();
+  EXPECT_GE(engine_->Stats().blocks_restored, 32 + 40u);
 }
 
 TEST_F(HostTierTest, WithoutAPrefixCacheNothingIsCopied) {

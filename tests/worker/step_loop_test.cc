@@ -300,6 +300,59 @@ TEST(StepLoop, StopsAtAMalformedPlan) {
   });
 }
 
+// What a stage is told of a plan's blocks: those that hold a cached prefix are only read.
+TEST(StepLoop, TellsWhichBlocksAreWritten) {
+  struct Told {
+    std::vector<BlockCopy> offloaded;
+    std::vector<BlockCopy> restored;
+    std::vector<int32_t> written;
+    bool operator==(const Told&) const = default;
+  };
+  PlanWriter writer;
+  std::vector<engine::StepPlan> plans;
+  writer.Open(0, std::vector<int32_t>(10, 5), PlanWriter::Greedy(), 10, /*num_computed_tokens=*/8);
+  writer.Grant(0, {7, 8, 9}).Open(1, {4}).Grant(1, {6}).Chunk(0, 2, true).Chunk(1, 1, true);
+  plans.push_back(writer.Take());
+  plans.back().offloaded = {{7, 70}};
+  plans.back().restored = {{8, 80}};
+  plans.push_back(writer.Decode(0).Take());
+  plans.push_back(writer.Decode(0).Grant(0, {3}).Take());
+  std::vector<Told> told;
+  testing::RunRanks(1, 1, [&](int, RankGroups& groups) -> absl::Status {
+    testing::FakeStage stage(groups);
+    StageCalls calls = stage.Calls();
+    calls.copy_blocks = [&](std::span<const BlockCopy> offloaded,
+                            std::span<const BlockCopy> restored, std::span<const int32_t> written) {
+      told.push_back({{offloaded.begin(), offloaded.end()},
+                      {restored.begin(), restored.end()},
+                      {written.begin(), written.end()}});
+      return absl::OkStatus();
+    };
+    RankProgress progress;
+    StepLoop loop(Options(), calls, groups, progress, [](engine::StepResult) {});
+    PlanQueue queue;
+    for (const engine::StepPlan& plan : plans) RETURN_IF_ERROR(queue.Push(plan));
+    queue.Close();
+    return loop.Run(queue);
+  });
+  const std::vector<Told> want = {{{{7, 70}}, {{8, 80}}, {9, 6}}, {{}, {}, {3}}};
+  EXPECT_EQ(told, want);
+}
+
+TEST(StepLoop, WithoutCopiesAPlanThatNamesSomeIsRefused) {
+  PlanWriter writer;
+  engine::StepPlan plan = writer.Open(0, {4}).Grant(0, {6}).Chunk(0, 1, true).Take();
+  plan.offloaded = {{1, 1}};
+  RankGroups groups{MakeSelfCommunicator(), MakeSelfCommunicator()};
+  testing::FakeStage stage(groups);
+  RankProgress progress;
+  StepLoop loop(Options(), stage.Calls(), groups, progress, [](engine::StepResult) {});
+  PlanQueue queue;
+  ASSERT_TRUE(queue.Push(plan).ok());
+  queue.Close();
+  EXPECT_EQ(loop.Run(queue).code(), absl::StatusCode::kInvalidArgument);
+}
+
 TEST(StepLoop, EndsWhenAPeerIsGone) {
   std::vector<RankGroups> ranks = MakeInProcessGroups(*ProcessGrid::Create(1, 2));
   testing::FakeStage stage(ranks[1]);
