@@ -283,7 +283,7 @@ TEST_F(HostTierTest, WhoAwaitsItsBlocksIsNotOvertakenForEver) {
   config_.num_blocks = 200;
   config_.num_host_blocks = 1000;
   config_.max_num_seqs = 8;
-  config_.max_batched_tokens = 16;  // 32 blocks at most, and four tokens of who may pass
+  config_.max_batched_tokens = 24;  // 48 blocks at most, and six tokens of who may pass
   config_.max_model_len = 500;
   config_.max_queued_requests = 100;
   Start(config_);
@@ -293,21 +293,21 @@ TEST_F(HostTierTest, WhoAwaitsItsBlocksIsNotOvertakenForEver) {
     request.priority = priority;
     return request;
   };
-  RunPrompt(of(1, 129, 10));  // 32 full blocks
+  RunPrompt(of(1, 193, 10));  // 48 full blocks
   for (int32_t token = 50; token < 90; ++token) RunPrompt(of(token, 6, token));
   for (int32_t token = 30; token < 33; ++token) RunPrompt(of(token, 450, token));
   Add(of(100, 400, 40));  // many steps
   Step();
-  Add(of(101, 140, 10, /*priority=*/-1));
+  Add(of(101, 204, 10, /*priority=*/-1));
   for (int32_t token = 50; token < 90; ++token) Add(of(100 + token, 6, token));
   int num_steps = 0;
   for (bool has_come = false; !has_come && num_steps < 100; ++num_steps) {
-    has_come = Next().restored.size() >= 32;
+    has_come = Next().restored.size() >= 48;
     Commit();
   }
   EXPECT_LE(num_steps, 2);
   while (!engine_->Idle()) Step();
-  EXPECT_GE(engine_->Stats().blocks_restored, 32 + 40u);
+  EXPECT_GE(engine_->Stats().blocks_restored, 48 + 40u);
 }
 
 TEST_F(HostTierTest, WithoutAPrefixCacheNothingIsCopied) {
