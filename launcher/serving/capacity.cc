@@ -80,8 +80,9 @@ absl::Status CheckMemory(const CapacityInputs& inputs, const PlannedCapacity& ca
   if (capacity.num_kv_blocks > free_bytes / block_bytes) {
     return absl::ResourceExhaustedError(
         absl::StrCat("the KV cache would take ", FormatCount(capacity.num_kv_blocks), " blocks of ",
-                     FormatBytes(block_bytes), ", beside the weights ", FormatBytes(free_bytes),
-                     " of memory are available", but_copies, ForEachReplica(inputs),
+                     FormatBytes(block_bytes), ", beside the weights ",
+                     beside > 0 ? "and --kv-offload-gib " : "", FormatBytes(free_bytes),
+                     " of memory are available", ForEachReplica(inputs),
                      ": lower --kv-cache-gib or --num-kv-blocks"));
   }
   return absl::OkStatus();
