@@ -143,6 +143,12 @@ class Backend {
   virtual void AwaitOffloads() = 0;
   // Back to the device, in the order of what is issued.
   virtual void RestoreKv(const KvBlockCopies& copies) = 0;
+  // The same after all that was issued before, and perhaps beside what is issued later, until
+  // AwaitPrefetches: nothing may read or write those blocks, or write what the host has of them,
+  // before that.
+  virtual void PrefetchKv(const KvBlockCopies& copies) = 0;
+  // What is issued from now on begins when all blocks prefetched so far are there.
+  virtual void AwaitPrefetches() = 0;
 
   // ---- rows ----
   // out[i, :] = in[rows[i], :], rows of row_bytes, an even number, of any dtype; rows: [num_rows]

@@ -59,6 +59,8 @@ class HostBackend : public Backend {
       std::memcpy(device, host, bytes);
     });
   }
+  void PrefetchKv(const KvBlockCopies& copies) override { RestoreKv(copies); }
+  void AwaitPrefetches() override {}
 
   void BeginStep() override {}
   absl::Status Repeat(const StepKey&, const std::function<absl::Status()>& body) override {

@@ -62,7 +62,8 @@ absl::Status CudaBackend::Start() {
   if (!refused.empty() && options_.notice != nullptr) {
     options_.notice(absl::StrCat("kernels do not overlap, which costs speed: ", refused));
   }
-  ASSIGN_OR_RETURN(kv_offload_, KvOffload::Create(stream_));
+  ASSIGN_OR_RETURN(offloads_, KvCopyStream::Create(stream_, LaunchOffloadKv));
+  ASSIGN_OR_RETURN(prefetches_, KvCopyStream::Create(stream_, LaunchRestoreKv));
   ASSIGN_OR_RETURN(staging_, HostStaging::Create(stream_, kStagingSlots, kStagingBytes));
   ASSIGN_OR_RETURN(DeviceBuffer rows, Allocate(RowLoader::DeviceBytes(*staging_)));
   row_loader_ = std::make_unique<RowLoader>(*staging_, stream_, std::move(rows));
@@ -89,7 +90,8 @@ CudaBackend::~CudaBackend() {
   gemm_.reset();
   row_loader_.reset();
   staging_.reset();
-  kv_offload_.reset();
+  offloads_.reset();
+  prefetches_.reset();
   if (attention_workspace_ != nullptr) cudaFree(attention_workspace_);
   cudaStreamDestroy(stream_.stream);
 }
@@ -165,7 +167,8 @@ absl::StatusOr<std::unique_ptr<WorkMark>> CudaBackend::MakeMark() {
 void CudaBackend::Synchronize() {
   UseDevice();
   CudaCheck(cudaStreamSynchronize(stream_), "waiting for the GPU");
-  kv_offload_->Synchronize();
+  offloads_->Synchronize();
+  prefetches_->Synchronize();
 }
 
 DeviceMemory CudaBackend::Memory() const {

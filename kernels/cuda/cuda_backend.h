@@ -16,7 +16,7 @@
 #include "kernels/cuda/gemm.h"
 #include "kernels/cuda/host_staging.h"
 #include "kernels/cuda/kernel_stream.h"
-#include "kernels/cuda/kv_offload.h"
+#include "kernels/cuda/kv_copy_stream.h"
 #include "kernels/cuda/row_loader.h"
 #include "kernels/cuda/step_recorder.h"
 
@@ -76,6 +76,8 @@ class CudaBackend : public Backend {
   void OffloadKv(const KvBlockCopies& copies) override;
   void AwaitOffloads() override;
   void RestoreKv(const KvBlockCopies& copies) override;
+  void PrefetchKv(const KvBlockCopies& copies) override;
+  void AwaitPrefetches() override;
   void GatherRows(const void* in, const int32_t* rows, int64_t num_rows, int64_t row_bytes,
                   void* out) override;
   void Add(float* dst, const void* src, DType src_dtype, int64_t count) override;
@@ -140,7 +142,8 @@ class CudaBackend : public Backend {
   bool holds_next_ = false;  // the stream's
   std::unique_ptr<HostStaging> staging_;
   std::unique_ptr<RowLoader> row_loader_;
-  std::unique_ptr<KvOffload> kv_offload_;
+  std::unique_ptr<KvCopyStream> offloads_;
+  std::unique_ptr<KvCopyStream> prefetches_;
   std::unique_ptr<Gemm> gemm_;
   std::unique_ptr<StepRecorder> recorder_;
   void* attention_workspace_ = nullptr;

@@ -10,7 +10,12 @@ namespace lockstep::cuda {
 
 void CudaBackend::OffloadKv(const KvBlockCopies& copies) {
   UseDevice();
-  kv_offload_->Start(copies);
+  offloads_->Start(copies);
+}
+
+void CudaBackend::PrefetchKv(const KvBlockCopies& copies) {
+  UseDevice();
+  prefetches_->Start(copies);
 }
 
 // Kernels that overlap count on what came before their step to be done (kernel_stream.h), so none
@@ -18,13 +23,20 @@ void CudaBackend::OffloadKv(const KvBlockCopies& copies) {
 // sees to that; the hold here does wherever else this is called.
 void CudaBackend::AwaitOffloads() {
   UseDevice();
-  kv_offload_->Await();
+  offloads_->Await();
+  stream_.HoldNext();
+}
+
+void CudaBackend::AwaitPrefetches() {
+  UseDevice();
+  prefetches_->Await();
   stream_.HoldNext();
 }
 
 void CudaBackend::RestoreKv(const KvBlockCopies& copies) {
+  constexpr int kMostThreadBlocks = 1 << 20;  // more than any device runs at once
   UseDevice();
-  CudaCheck(LaunchRestoreKv(copies, stream_), "restoring blocks of a KV cache");
+  CudaCheck(LaunchRestoreKv(copies, kMostThreadBlocks, stream_), "restoring blocks of a KV cache");
   stream_.HoldNext();
 }
 

@@ -43,11 +43,12 @@ cudaError_t LaunchAdd(float* dst, const void* src, DType src_dtype, int64_t coun
 // Between steps: none of its kernels overlaps it.
 cudaError_t LaunchWriteBlockTables(const PlacedBlock* blocks, int64_t count, int32_t* block_tables,
                                    cudaStream_t stream);
-// To memory of cudaHostAlloc, by at most so many thread blocks at once: beside other kernels.
+// To memory of cudaHostAlloc and from there, by at most so many thread blocks at once: few run
+// beside other kernels.
 cudaError_t LaunchOffloadKv(const KvBlockCopies& copies, int most_thread_blocks,
                             cudaStream_t stream);
-// From there, by the whole device.
-cudaError_t LaunchRestoreKv(const KvBlockCopies& copies, cudaStream_t stream);
+cudaError_t LaunchRestoreKv(const KvBlockCopies& copies, int most_thread_blocks,
+                            cudaStream_t stream);
 cudaError_t LaunchSummarizeLogits(const LogitsSummaryArgs& args, cudaStream_t stream);
 cudaError_t LaunchChooseTokens(const TokenChoiceArgs& args, cudaStream_t stream);
 // The second part of the same: rows that are undecided and may go on.

@@ -124,9 +124,9 @@ cudaError_t LaunchOffloadKv(const KvBlockCopies& copies, int most_thread_blocks,
   return LaunchCopies<true>(copies, most_thread_blocks, stream);
 }
 
-cudaError_t LaunchRestoreKv(const KvBlockCopies& copies, cudaStream_t stream) {
-  constexpr int64_t kMostThreadBlocks = int64_t{1} << 20;  // more than any device runs at once
-  return LaunchCopies<false>(copies, kMostThreadBlocks, stream);
+cudaError_t LaunchRestoreKv(const KvBlockCopies& copies, int most_thread_blocks,
+                            cudaStream_t stream) {
+  return LaunchCopies<false>(copies, most_thread_blocks, stream);
 }
 
 }  // namespace lockstep::cuda

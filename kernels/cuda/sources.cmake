@@ -21,7 +21,7 @@ set(LOCKSTEP_CUDA_SOURCES
   ${PROJECT_SOURCE_DIR}/kernels/cuda/host_staging.cc
   ${PROJECT_SOURCE_DIR}/kernels/cuda/kernel_stream.cu
   ${PROJECT_SOURCE_DIR}/kernels/cuda/kv_block_copies.cu
-  ${PROJECT_SOURCE_DIR}/kernels/cuda/kv_offload.cc
+  ${PROJECT_SOURCE_DIR}/kernels/cuda/kv_copy_stream.cc
   ${PROJECT_SOURCE_DIR}/kernels/cuda/logits_summary.cu
   ${PROJECT_SOURCE_DIR}/kernels/cuda/made_up_batch.cc
   ${PROJECT_SOURCE_DIR}/kernels/cuda/row_digests.cu

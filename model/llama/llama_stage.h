@@ -90,11 +90,7 @@ class LlamaStage {
   absl::Status AllocateHostBlocks(int64_t num_blocks, const std::function<void()>& on_progress);
   int64_t num_host_blocks() const { return kv_cache_.num_host_blocks(); }
   // Before the Forward of each step that has new blocks or is to copy some: StageKvCache::Copy.
-  // written: of the new ones those that hold no cached prefix.
-  absl::Status CopyBlocks(std::span<const BlockCopy> offloaded, std::span<const BlockCopy> restored,
-                          std::span<const int32_t> written) {
-    return kv_cache_.Copy(backend_, offloaded, restored, written);
-  }
+  absl::Status CopyBlocks(const StepBlocks& blocks) { return kv_cache_.Copy(backend_, blocks); }
   // Runs steps of every size once where the backend learns from it, so that none is slow later, and
   // keeps those that repeat: afterwards all memory that steps need has been taken. All ranks
   // together, with a cache that nobody uses yet and that has room for them. Errors as Forward's.

@@ -67,14 +67,23 @@ absl::Status StageKvCache::Allocate(Backend& backend, int64_t num_blocks) {
   return absl::OkStatus();
 }
 
-absl::Status StageKvCache::Check(std::span<const BlockCopy> copies) const {
-  for (const BlockCopy& copy : copies) {
-    const bool is_there = copy.block >= 0 && copy.block < num_blocks_ && copy.host_block >= 0 &&
-                          copy.host_block < num_host_blocks();
-    if (is_there) continue;
-    return absl::InvalidArgumentError(
-        absl::StrFormat("a copy between block %d of %d and block %d of the host's %d", copy.block,
-                        num_blocks_, copy.host_block, num_host_blocks()));
+absl::Status StageKvCache::Check(const StepBlocks& blocks) const {
+  for (const auto& copies : {blocks.offloaded, blocks.restored, blocks.prefetched}) {
+    for (const BlockCopy& copy : copies) {
+      const bool is_there = copy.block >= 0 && copy.block < num_blocks_ && copy.host_block >= 0 &&
+                            copy.host_block < num_host_blocks();
+      if (is_there) continue;
+      return absl::InvalidArgumentError(
+          absl::StrFormat("a copy between block %d of %d and block %d of the host's %d", copy.block,
+                          num_blocks_, copy.host_block, num_host_blocks()));
+    }
+  }
+  for (const auto& granted : {blocks.granted, blocks.written}) {
+    for (const int32_t block : granted) {
+      if (block >= 0 && block < num_blocks_) continue;
+      return absl::InvalidArgumentError(
+          absl::StrFormat("block %d is granted, there are %d", block, num_blocks_));
+    }
   }
   return absl::OkStatus();
 }
@@ -93,48 +102,69 @@ KvBlockCopies StageKvCache::Place(std::span<const BlockCopy> copies) {
           .copies = placed_};
 }
 
-void StageKvCache::AwaitIfNeeded(Backend& backend, std::span<const BlockCopy> restored,
-                                 std::span<const int32_t> written) {
-  const auto is_read = [&](int32_t block) { return is_read_[static_cast<size_t>(block)]; };
-  const bool is_needed =
-      std::any_of(written.begin(), written.end(), is_read) ||
-      std::any_of(restored.begin(), restored.end(), [&](const BlockCopy& copy) {
-        return is_read(copy.block) || is_written_[static_cast<size_t>(copy.host_block)];
-      });
-  if (!is_needed) return;
-  backend.AwaitOffloads();
-  for (const BlockCopy& copy : under_way_) {
-    is_read_[static_cast<size_t>(copy.block)] = false;
-    is_written_[static_cast<size_t>(copy.host_block)] = false;
+void StageKvCache::UnderWay::Add(std::span<const BlockCopy> more) {
+  for (const BlockCopy& copy : more) {
+    const bool is_known = HasBlock(copy.block) && HasHostBlock(copy.host_block);
+    blocks[static_cast<size_t>(copy.block)] = true;
+    host_blocks[static_cast<size_t>(copy.host_block)] = true;
+    if (!is_known) copies.push_back(copy);
   }
-  under_way_.clear();
 }
 
-absl::Status StageKvCache::Copy(Backend& backend, std::span<const BlockCopy> offloaded,
-                                std::span<const BlockCopy> restored,
-                                std::span<const int32_t> written) {
-  RETURN_IF_ERROR(Check(offloaded));
-  RETURN_IF_ERROR(Check(restored));
-  for (const int32_t block : written) {
-    if (block >= 0 && block < num_blocks_) continue;
-    return absl::InvalidArgumentError(
-        absl::StrFormat("block %d is granted, there are %d", block, num_blocks_));
+void StageKvCache::UnderWay::Clear() {
+  for (const BlockCopy& copy : copies) {
+    blocks[static_cast<size_t>(copy.block)] = false;
+    host_blocks[static_cast<size_t>(copy.host_block)] = false;
   }
-  is_read_.resize(static_cast<size_t>(num_blocks_));
-  is_written_.resize(static_cast<size_t>(num_host_blocks()));
-  AwaitIfNeeded(backend, restored, written);
-  if (!offloaded.empty()) {
-    backend.OffloadKv(Place(offloaded));
-    for (const BlockCopy& copy : offloaded) {
-      const bool is_known = is_read_[static_cast<size_t>(copy.block)] &&
-                            is_written_[static_cast<size_t>(copy.host_block)];
-      is_read_[static_cast<size_t>(copy.block)] = true;
-      is_written_[static_cast<size_t>(copy.host_block)] = true;
-      if (!is_known) under_way_.push_back(copy);
-    }
-    AwaitIfNeeded(backend, restored, written);
+  copies.clear();
+}
+
+// They read blocks, and write what the host has of them.
+void StageKvCache::AwaitOffloadsFor(Backend& backend, const StepBlocks& blocks) {
+  const auto is_read = [this](int32_t block) { return offloads_.HasBlock(block); };
+  const auto concern = [&](const BlockCopy& copy) {
+    return is_read(copy.block) || offloads_.HasHostBlock(copy.host_block);
+  };
+  const bool are_needed = std::ranges::any_of(blocks.written, is_read) ||
+                          std::ranges::any_of(blocks.restored, concern) ||
+                          std::ranges::any_of(blocks.prefetched, concern);
+  if (!are_needed) return;
+  backend.AwaitOffloads();
+  offloads_.Clear();
+}
+
+// They write blocks, and read what the host has of them.
+void StageKvCache::AwaitPrefetchesFor(Backend& backend, const StepBlocks& blocks) {
+  const auto is_written = [this](int32_t block) { return prefetches_.HasBlock(block); };
+  const bool are_needed =
+      std::ranges::any_of(blocks.granted, is_written) ||
+      std::ranges::any_of(blocks.offloaded, [&](const BlockCopy& copy) {
+        return is_written(copy.block) || prefetches_.HasHostBlock(copy.host_block);
+      });
+  if (!are_needed) return;
+  backend.AwaitPrefetches();
+  prefetches_.Clear();
+}
+
+// What is restored is granted, and what is prefetched is prefetched after what was before.
+absl::Status StageKvCache::Copy(Backend& backend, const StepBlocks& blocks) {
+  RETURN_IF_ERROR(Check(blocks));
+  for (UnderWay* under_way : {&offloads_, &prefetches_}) {
+    under_way->blocks.resize(static_cast<size_t>(num_blocks_));
+    under_way->host_blocks.resize(static_cast<size_t>(num_host_blocks()));
   }
-  if (!restored.empty()) backend.RestoreKv(Place(restored));
+  AwaitPrefetchesFor(backend, blocks);
+  AwaitOffloadsFor(backend, blocks);
+  if (!blocks.offloaded.empty()) {
+    backend.OffloadKv(Place(blocks.offloaded));
+    offloads_.Add(blocks.offloaded);
+    AwaitOffloadsFor(backend, blocks);
+  }
+  if (!blocks.restored.empty()) backend.RestoreKv(Place(blocks.restored));
+  if (!blocks.prefetched.empty()) {
+    backend.PrefetchKv(Place(blocks.prefetched));
+    prefetches_.Add(blocks.prefetched);
+  }
   return absl::OkStatus();
 }
 

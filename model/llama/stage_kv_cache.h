@@ -57,23 +57,29 @@ class StageKvCache {
     return host_blocks_.Allocate(backend, num_blocks, block_bytes(), on_progress);
   }
   int64_t num_host_blocks() const { return host_blocks_.num_blocks(); }
-  // Copies to the host, which may run beside what is issued later, then those from it. Waits for
-  // copies under way, these or earlier ones, where they are of blocks in `written`, to which steps
-  // may write from now on, or of what is restored. INVALID_ARGUMENT (a block that there is not),
-  // before any was copied.
-  absl::Status Copy(Backend& backend, std::span<const BlockCopy> offloaded,
-                    std::span<const BlockCopy> restored, std::span<const int32_t> written);
+  // Copies to the host, then those from it, and waits for copies under way, these or earlier ones,
+  // where others need what they write or replace what they read. INVALID_ARGUMENT (a block that
+  // there is not), before any was copied.
+  absl::Status Copy(Backend& backend, const StepBlocks& blocks);
 
  private:
+  // Those that nobody has waited for, and which blocks they concern.
+  struct UnderWay {
+    std::vector<BlockCopy> copies;
+    std::vector<bool> blocks;       // [num_blocks]
+    std::vector<bool> host_blocks;  // [num_host_blocks]
+
+    bool HasBlock(int32_t block) const { return blocks[static_cast<size_t>(block)]; }
+    bool HasHostBlock(int32_t block) const { return host_blocks[static_cast<size_t>(block)]; }
+    void Add(std::span<const BlockCopy> more);
+    void Clear();
+  };
+
   // Memory is about to be taken anew, which waits for them.
-  void ForgetCopies() {
-    under_way_.clear();
-    is_read_.clear();
-    is_written_.clear();
-  }
-  absl::Status Check(std::span<const BlockCopy> copies) const;
-  void AwaitIfNeeded(Backend& backend, std::span<const BlockCopy> restored,
-                     std::span<const int32_t> written);
+  void ForgetCopies() { offloads_ = prefetches_ = {}; }
+  absl::Status Check(const StepBlocks& blocks) const;
+  void AwaitOffloadsFor(Backend& backend, const StepBlocks& blocks);
+  void AwaitPrefetchesFor(Backend& backend, const StepBlocks& blocks);
   KvBlockCopies Place(std::span<const BlockCopy> copies);
 
   KvCacheView shape_;
@@ -82,10 +88,8 @@ class StageKvCache {
   DeviceBuffer memory_;
   HostKvBlocks host_blocks_;
   std::vector<KvBlockCopy> placed_;  // scratch
-  // To the host; those that nobody has waited for.
-  std::vector<BlockCopy> under_way_;
-  std::vector<bool> is_read_;     // [num_blocks], by these
-  std::vector<bool> is_written_;  // [num_host_blocks], likewise
+  UnderWay offloads_;
+  UnderWay prefetches_;
 };
 
 }  // namespace lockstep

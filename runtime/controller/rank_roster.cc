@@ -265,6 +265,19 @@ int64_t RankRoster::FewestHostBlocks() const {
   return fewest;
 }
 
+// A GPU reads its memory some 60 times as fast as its host's over PCIe (H100 SXM: 3.35 TB/s and 55
+// GB/s of 64).
+int64_t RankRoster::FewestPrefetchedBlocks() const {
+  LS_CHECK(AllLoaded());
+  constexpr int64_t kBytesReadForOneThatComes = 64;
+  int64_t fewest = kMaxKvBlocks;
+  for (const Rank& rank : ranks_) {
+    const int64_t bytes = rank.loaded.weight_bytes() / kBytesReadForOneThatComes;
+    fewest = std::min(fewest, bytes / rank.loaded.kv_block_bytes());
+  }
+  return std::max<int64_t>(fewest, 1);
+}
+
 void RankRoster::Rehearse() {
   v1::ToRank message;
   message.mutable_rehearse();

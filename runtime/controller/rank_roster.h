@@ -82,6 +82,8 @@ class RankRoster {
   int TightestRank() const;
   // Copies of blocks that the host of each has room for.
   int64_t FewestHostBlocks() const;
+  // That a rank can take back from the host while it reads its weights: at least one.
+  int64_t FewestPrefetchedBlocks() const;
   const v1::Loaded& loaded(int rank) const { return ranks_[rank].loaded; }
   // Likewise.
   const v1::KvRoom& kv_room(int rank) const { return ranks_[rank].kv_room; }

@@ -48,10 +48,11 @@ void Replica::BeginEpoch(uint64_t epoch, absl::Time now) {
 void Replica::StartServing(engine::EngineConfig config) {
   LS_CHECK(state_ == State::kJoining && ranks_->AllReady());
   config.num_host_blocks = ranks_->FewestHostBlocks();
+  config.num_prefetched_blocks = ranks_->FewestPrefetchedBlocks();
   if (engine_ == nullptr) {
     engine_ = std::make_unique<engine::Engine>(config);
   } else {
-    engine_->SetHostBlocks(config.num_host_blocks);
+    engine_->SetHostBlocks(config.num_host_blocks, config.num_prefetched_blocks);
   }
   state_ = State::kServing;
 }

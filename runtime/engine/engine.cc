@@ -292,6 +292,10 @@ std::optional<uint64_t> Engine::ResetReplica() {
   return killer;
 }
 
+void Engine::SetHostBlocks(int64_t num_host_blocks, int64_t num_prefetched_blocks) {
+  scheduler_.SetHostBlocks(num_host_blocks, num_prefetched_blocks);
+}
+
 int64_t Engine::CachedPrefixTokens(const EngineRequest& request) const {
   return scheduler_.CachedPrefixTokens(request);
 }

@@ -55,15 +55,15 @@ class Engine {
   // Results arrive in step order. INTERNAL when the result does not fit the oldest plan in flight
   // (then nothing changed).
   absl::Status Commit(const StepResult& result);
-  // What happened since the last call.
-  std::vector<EngineEvent> TakeEvents();
+  std::vector<EngineEvent> TakeEvents();  // what happened since the last call
 
   // The replica was lost (or replaced): forgets steps in flight, slots and cached blocks; every
   // unfinished sequence waits again with the tokens it has. step_id starts at 1. Returns the
   // request that must have killed the ranks, if one did (see engine_losses.cc): it is for the
   // caller to abort.
   std::optional<uint64_t> ResetReplica();
-  void SetHostBlocks(int64_t count) { scheduler_.SetHostBlocks(count); }  // of new ranks, after it
+  // EngineConfig's, of new ranks; after it.
+  void SetHostBlocks(int64_t num_host_blocks, int64_t num_prefetched_blocks);
 
   // After ResetReplica: hands over every unfinished request, oldest first; nothing is left. Events
   // must have been taken.

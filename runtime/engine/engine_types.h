@@ -16,6 +16,8 @@ struct EngineConfig {
   int64_t num_blocks = 0;
   // Of the host's memory, in which cached prefixes stay that num_blocks have no room for.
   int64_t num_host_blocks = 0;
+  // That come back from there while a step of few tokens runs.
+  int64_t num_prefetched_blocks = 64;
   int block_size = 16;  // tokens
   int max_num_seqs =
       256;  // slots: sequences that run at once; no more than max_batched_tokens are used
@@ -38,9 +40,11 @@ struct EngineConfig {
 
   // Blocks that one plan copies to the host: as many as steps compute, and some more.
   int64_t max_offloads() const { return 2 * (max_batched_tokens / block_size) + max_num_seqs; }
-  // And back, unless for a single sequence: all others wait. Over PCIe a token's keys and values
-  // take less than a tenth of the time that it takes to compute them.
-  int64_t max_restores() const { return std::max(8 * max_batched_tokens / block_size, 1); }
+  // And back, beside a step of so many tokens: it reads the weights, which takes as long as to
+  // compute some 256 tokens, and beyond these its time grows with them.
+  int64_t max_prefetches(int64_t num_tokens) const {
+    return num_prefetched_blocks * std::max<int64_t>(num_tokens / 256, 1);
+  }
 };
 
 // With so many losses in a row a request runs alone.

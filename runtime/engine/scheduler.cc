@@ -29,6 +29,7 @@ std::optional<Scheduler::Step> Scheduler::Schedule(uint64_t step_id, const Reque
   if (alone != nullptr) PreemptAllBut(*alone);
   budget_ = config_.max_batched_tokens;
   num_opened_tokens_ = 0;
+  one_awaits_blocks_ = false;
   uint64_t num_preemptions;
   if (AwaitsGuesser()) return std::nullopt;
   // Before their blocks may be given to others.
@@ -129,8 +130,6 @@ std::optional<Scheduler::Step> Scheduler::TakeStep() {
   Step step;
   step.plan = std::exchange(plan_, {});
   step.plan.step_id = step_id_;
-  counts_.blocks_offloaded += step.plan.offloaded.size();
-  counts_.blocks_restored += step.plan.restored.size();
   step.entries.reserve(chunks_.size() + decodes_.size());
   std::move(chunks_.begin(), chunks_.end(), std::back_inserter(step.entries));
   std::move(decodes_.begin(), decodes_.end(), std::back_inserter(step.entries));
@@ -146,6 +145,9 @@ std::optional<Scheduler::Step> Scheduler::TakeStep() {
     }
   }
   step.plan.closed = slots_.TakeClosing();
+  if (one_awaits_blocks_) step.plan.prefetched = Prefetch();
+  counts_.blocks_offloaded += step.plan.offloaded.size();
+  counts_.blocks_restored += step.plan.restored.size() + step.plan.prefetched.size();
   return step;
 }
 
@@ -224,7 +226,6 @@ void Scheduler::Reset() {
   num_waiting_tokens_ = 0;
   num_gated_ = 0;
   blocked_.sequence = nullptr;
-  awaits_restores_ = nullptr;
   prefix_cache_.Clear();
   plan_.offloaded.clear();
   slots_.Reset();

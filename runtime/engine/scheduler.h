@@ -45,9 +45,10 @@ class Scheduler {
   // The ranks are gone, and with them slots and cached blocks. Nothing waits and nothing runs
   // afterwards; steps in flight are the caller's.
   void Reset();
-  // Of ranks that start now; after Reset.
-  void SetHostBlocks(int64_t num_host_blocks) {
+  // EngineConfig's, of ranks that start now; after Reset.
+  void SetHostBlocks(int64_t num_host_blocks, int64_t num_prefetched_blocks) {
     prefix_cache_.SetHostBlocks(config_.enable_prefix_cache ? num_host_blocks : 0);
+    config_.num_prefetched_blocks = num_prefetched_blocks;
   }
   bool MayGuess() const;
   int64_t BlocksFor(int64_t num_tokens) const {
@@ -67,6 +68,7 @@ class Scheduler {
   struct Admission {
     PrefixCache::Match cached;
     int64_t num_new_blocks = 0;  // of those that are to be restored, too
+    int64_t need = 0;            // of available blocks: these, and cached ones that nobody holds
   };
 
   std::optional<Step> TakeStep();
@@ -90,14 +92,19 @@ class Scheduler {
   void LetShortPromptsPass();
   void AdmitShortPrompts();
   Sequence* NextToAdmit() const;
-  enum class Outcome : uint8_t { kAdmitted, kLater, kRefused };
+  Sequence* NextBehind(Sequence& sequence) const;
+  using Waiting = std::set<Sequence*, GoesBefore>;
+  bool MayAdmit(Waiting::const_iterator waiting) const;
+  enum class Outcome : uint8_t { kAdmitted, kLater, kAwaitsBlocks, kRefused };
   Outcome TryAdmit(Sequence& sequence, int64_t most_tokens);
-  bool MayRestore(const Sequence& sequence, int64_t num_blocks);
   int64_t NumReserved() const;
+  Admission LookUp(const Sequence& sequence) const;
   std::optional<Admission> FindRoom(const Sequence& sequence);
   bool IsComputedNow(const Sequence& sequence, const PrefixCache::Match& cached) const;
   void Admit(Sequence& sequence, const Admission& admission);
-  void TakeBlocks(Sequence& sequence, const Admission& admission);
+  std::vector<BlockCopy> Prefetch();
+  void HoldCached(const PrefixCache::Match& cached, int64_t most_copies,
+                  std::vector<BlockCopy>& copies, BlockTable& table);
   void AddWork(Sequence& sequence, int64_t num_tokens, std::vector<int32_t> drafts = {});
   void Preempt(Sequence& sequence);
   void PreemptAllBut(const Request& request);
@@ -105,13 +112,13 @@ class Scheduler {
   void Ungate(Request& request, bool all);
   bool ExtendsBlockedPrefix(PrefixCache::Node parent, std::span<const int32_t> tokens) const;
 
-  const EngineConfig config_;
+  EngineConfig config_;
   SlotPool slots_;
   BlockPool pool_;
   PrefixCache prefix_cache_;
   OutputHistory history_;
 
-  std::set<Sequence*, GoesBefore> waiting_;
+  Waiting waiting_;
   std::vector<Sequence*> running_;  // in the order of GoesBefore
   int64_t num_gated_ = 0;
   int64_t num_waiting_tokens_ = 0;  // of waiting_, as they began to wait
@@ -124,15 +131,12 @@ class Scheduler {
     std::vector<PrefixCache::Node> prefix;  // as far as it was found
   } blocked_;
 
-  // More of its blocks are on the host than this plan could still restore. Nobody behind it takes
-  // blocks back before it has.
-  const Sequence* awaits_restores_ = nullptr;
-
   // The step being built.
   uint64_t step_id_ = 0;
   const Request* alone_ = nullptr;
   int64_t budget_ = 0;
   int64_t num_opened_tokens_ = 0;
+  bool one_awaits_blocks_ = false;  // that only the host has
   int64_t drafts_left_ = 0;
   int64_t num_guessers_left_ = 0;
   StepPlan plan_;

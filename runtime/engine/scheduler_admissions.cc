@@ -47,29 +47,29 @@ void Scheduler::StopWaiting(Sequence& sequence) {
   waiting_.erase(&sequence);
   num_waiting_tokens_ -= sequence.num_waiting_tokens;
   if (blocked_.sequence == &sequence) blocked_.sequence = nullptr;
-  if (awaits_restores_ == &sequence) awaits_restores_ = nullptr;
 }
 
 // Prompts under way and those that wait, in one order.
 void Scheduler::SchedulePrompts() {
   LetShortPromptsPass();
-  bool admits = true;
+  Outcome last = Outcome::kAdmitted;
   size_t at = 0;  // in running_
   while (budget_ > 0) {
     while (at < running_.size() && running_[at]->uncomputed() <= 1) ++at;
     Sequence* chunk = at < running_.size() ? running_[at] : nullptr;
-    Sequence* newcomer = admits ? NextToAdmit() : nullptr;
+    Sequence* newcomer = last == Outcome::kAdmitted ? NextToAdmit() : nullptr;
     if (newcomer != nullptr && (chunk == nullptr || GoesBefore()(newcomer, chunk))) {
-      // It stands before the chunk, then.
-      admits = TryAdmit(*newcomer, config_.max_model_len) == Outcome::kAdmitted;
-      if (admits) ++at;
+      last = TryAdmit(*newcomer, config_.max_model_len);
+      if (last == Outcome::kAdmitted) ++at;  // it stands before the chunk
     } else if (chunk != nullptr) {
       AddWork(*chunk, std::min(chunk->uncomputed(), budget_));
       ++at;
     } else {
-      return;
+      break;
     }
   }
+  // Perhaps for many steps.
+  if (last == Outcome::kAwaitsBlocks) AdmitShortPrompts();
 }
 
 // A prompt that takes more than this step leaves a quarter of it to those behind it that need no
@@ -100,18 +100,15 @@ void Scheduler::AdmitShortPrompts() {
   };
   Sequence* next = NextToAdmit();
   for (int looks = 0; next != nullptr && budget_ > 0 && looks < kMostLooks; ++looks) {
-    const auto behind = waiting_.upper_bound(next);
     Outcome outcome = Outcome::kLater;
     if (passed == nullptr) {
       outcome = TryAdmit(*next, budget_);
-      if (outcome == Outcome::kLater) passed = next;
+      if (outcome != Outcome::kAdmitted) passed = next;
     } else if (std::ssize(next->tokens()) <= budget_) {
       outcome = leaves_room(*next) ? TryAdmit(*next, budget_) : Outcome::kRefused;
     }
     if (outcome == Outcome::kRefused) return;
-    const bool may_follow =
-        behind != waiting_.end() && (alone_ == nullptr || &(*behind)->request == alone_);
-    next = may_follow ? *behind : nullptr;
+    next = NextBehind(*next);
   }
 }
 
@@ -127,21 +124,15 @@ Scheduler::Outcome Scheduler::TryAdmit(Sequence& sequence, int64_t most_tokens) 
   if (IsComputedNow(sequence, room->cached)) return Outcome::kLater;
   const int64_t num_cached = room->cached.size() * config_.block_size;
   if (std::ssize(sequence.tokens()) - num_cached > most_tokens) return Outcome::kLater;
-  if (!MayRestore(sequence, room->cached.num_to_restore())) return Outcome::kLater;
+  // All others that run would wait until its blocks are back: they come beside their steps.
+  if (room->cached.num_to_restore() > 0 && !running_.empty()) {
+    one_awaits_blocks_ = true;
+    return Outcome::kAwaitsBlocks;
+  }
   Admit(sequence, *room);
   num_opened_tokens_ = num_opened;
   AddWork(sequence, std::min(sequence.uncomputed(), budget_));
   return Outcome::kAdmitted;
-}
-
-// No more than a plan may take back, but for one sequence that needs more.
-bool Scheduler::MayRestore(const Sequence& sequence, int64_t num_blocks) {
-  if (num_blocks == 0) return true;
-  if (awaits_restores_ != nullptr && GoesBefore()(awaits_restores_, &sequence)) return false;
-  const bool fits =
-      plan_.restored.empty() || std::ssize(plan_.restored) + num_blocks <= config_.max_restores();
-  if (!fits) awaits_restores_ = &sequence;
-  return fits;
 }
 
 // Whether at least half of what it lacks is computed in this very plan for another one: it finds
@@ -169,8 +160,17 @@ bool Scheduler::IsComputedNow(const Sequence& sequence, const PrefixCache::Match
 Sequence* Scheduler::NextToAdmit() const {
   const auto next =
       alone_ == nullptr ? waiting_.begin() : waiting_.lower_bound(alone_->sequences.front().get());
-  if (next == waiting_.end()) return nullptr;
-  return alone_ == nullptr || &(*next)->request == alone_ ? *next : nullptr;
+  return MayAdmit(next) ? *next : nullptr;
+}
+
+// Which may have been admitted since.
+Sequence* Scheduler::NextBehind(Sequence& sequence) const {
+  const auto next = waiting_.upper_bound(&sequence);
+  return MayAdmit(next) ? *next : nullptr;
+}
+
+bool Scheduler::MayAdmit(Waiting::const_iterator waiting) const {
+  return waiting != waiting_.end() && (alone_ == nullptr || &(*waiting)->request == alone_);
 }
 
 // Blocks that running sequences will ask for next: one for each that has not all it can need.
@@ -180,6 +180,23 @@ int64_t Scheduler::NumReserved() const {
   });
 }
 
+Scheduler::Admission Scheduler::LookUp(const Sequence& sequence) const {
+  const int64_t num_tokens = sequence.tokens().size();
+  Admission admission;
+  PrefixCache::Match& cached = admission.cached;
+  if (config_.enable_prefix_cache && !sequence.wants_prompt_logprobs()) {
+    // The last known token is always computed, for its logits.
+    cached = prefix_cache_.Lookup(sequence.request.given.cache_salt, sequence.tokens(),
+                                  (num_tokens - 1) / config_.block_size);
+  }
+  admission.num_new_blocks = BlocksFor(num_tokens) - cached.size() + cached.num_to_restore();
+  admission.need = admission.num_new_blocks +
+                   std::count_if(cached.blocks.begin(), cached.blocks.end(), [&](int32_t block) {
+                     return block != PrefixCache::kNoBlock && !pool_.IsHeld(block);
+                   });
+  return admission;
+}
+
 // All blocks of its known tokens or none. Those that running sequences ask for next stay, else the
 // newcomer would be preempted as soon as they grow.
 std::optional<Scheduler::Admission> Scheduler::FindRoom(const Sequence& sequence) {
@@ -187,22 +204,9 @@ std::optional<Scheduler::Admission> Scheduler::FindRoom(const Sequence& sequence
   if (blocked_.sequence == &sequence && pool_.num_available() < blocked_.need + reserve) {
     return std::nullopt;
   }
-  const int64_t num_tokens = sequence.tokens().size();
-  Admission admission;
-  if (config_.enable_prefix_cache && !sequence.wants_prompt_logprobs()) {
-    // The last known token is always computed, for its logits.
-    admission.cached = prefix_cache_.Lookup(sequence.request.given.cache_salt, sequence.tokens(),
-                                            (num_tokens - 1) / config_.block_size);
-  }
-  const PrefixCache::Match& cached = admission.cached;
-  admission.num_new_blocks = BlocksFor(num_tokens) - cached.size() + cached.num_to_restore();
-  const int64_t need =
-      admission.num_new_blocks +
-      std::count_if(cached.blocks.begin(), cached.blocks.end(), [this](int32_t block) {
-        return block != PrefixCache::kNoBlock && !pool_.IsHeld(block);
-      });
-  if (pool_.num_available() >= need + reserve) return admission;
-  blocked_ = {&sequence, need, std::move(admission.cached.nodes)};
+  Admission admission = LookUp(sequence);
+  if (pool_.num_available() >= admission.need + reserve) return admission;
+  blocked_ = {&sequence, admission.need, std::move(admission.cached.nodes)};
   return std::nullopt;
 }
 
@@ -213,25 +217,46 @@ int64_t Scheduler::CachedPrefixTokens(const EngineRequest& request) const {
   return match.size() * config_.block_size;
 }
 
-// What is cached is held before others make room for the rest.
-void Scheduler::TakeBlocks(Sequence& sequence, const Admission& admission) {
-  const PrefixCache::Match& cached = admission.cached;
+// Holds what is cached, in its order; of what only the host has, the first most_copies blocks, for
+// which there must be room.
+void Scheduler::HoldCached(const PrefixCache::Match& cached, int64_t most_copies,
+                           std::vector<BlockCopy>& copies, BlockTable& table) {
   for (const int32_t block : cached.blocks) {
     if (block != PrefixCache::kNoBlock) pool_.AddReference(block);
   }
-  std::vector<int32_t> new_blocks;
-  LS_CHECK(pool_.Allocate(admission.num_new_blocks, new_blocks));
+  std::vector<int32_t> new_blocks;  // which may have been cached, but not here
+  LS_CHECK(pool_.Allocate(std::min(most_copies, cached.num_to_restore()), new_blocks));
   auto next = new_blocks.begin();
   for (size_t i = 0; i < cached.blocks.size(); ++i) {
     int32_t block = cached.blocks[i];
     if (block == PrefixCache::kNoBlock) {
+      if (next == new_blocks.end()) continue;
       block = *next++;
       prefix_cache_.Restore(cached.host_blocks[i], block);
-      plan_.restored.push_back({block, cached.host_blocks[i]});
+      copies.push_back({block, cached.host_blocks[i]});
     }
-    sequence.blocks.Adopt(block);
+    table.Adopt(block);
   }
-  for (; next != new_blocks.end(); ++next) sequence.blocks.Adopt(*next);
+}
+
+// For those that wait, in their order, as far as there is room for all that each of them needs.
+// Beside a step of which nothing more is to be granted: nobody holds these blocks.
+std::vector<BlockCopy> Scheduler::Prefetch() {
+  constexpr int64_t kMostLooks = 16;
+  const int64_t most = config_.max_prefetches(config_.max_batched_tokens - budget_);
+  std::vector<BlockCopy> copies;
+  int64_t room = pool_.num_available() - NumReserved();
+  int64_t looks = std::min(slots_.num_free(), kMostLooks);
+  for (Sequence* next = NextToAdmit(); next != nullptr && looks > 0; --looks) {
+    const int64_t left = most - std::ssize(copies);
+    const Admission wanted = LookUp(*next);
+    room -= wanted.need;
+    if (left == 0 || room < 0) break;
+    BlockTable held(pool_);  // now most recently used
+    HoldCached(wanted.cached, left, copies, held);
+    next = NextBehind(*next);
+  }
+  return copies;
 }
 
 void Scheduler::Admit(Sequence& sequence, const Admission& admission) {
@@ -240,9 +265,11 @@ void Scheduler::Admit(Sequence& sequence, const Admission& admission) {
   sequence.state = Sequence::State::kRunning;
   sequence.slot = slots_.Take();
   sequence.last_sample_step = 0;
-  TakeBlocks(sequence, admission);
-  sequence.num_blocks_named = admission.cached.size();
-  sequence.prefix = admission.cached.last();
+  const PrefixCache::Match& cached = admission.cached;
+  HoldCached(cached, cached.num_to_restore(), plan_.restored, sequence.blocks);
+  LS_CHECK(sequence.blocks.Grow(admission.num_new_blocks - cached.num_to_restore()));
+  sequence.num_blocks_named = cached.size();
+  sequence.prefix = cached.last();
   sequence.computed = sequence.num_blocks_named * config_.block_size;
   const int64_t num_prompt_tokens = sequence.request.given.prompt.size();
   if (!sequence.num_cached_prompt_tokens) {

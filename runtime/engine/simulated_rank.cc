@@ -44,29 +44,46 @@ void SimulatedRank::ApplyDeltas(const StepPlan& plan) {
 }
 
 void SimulatedRank::CopyBlocks(const StepPlan& plan) {
-  std::set<int32_t> restored;
+  std::set<int32_t> filled;
   std::set<int32_t> host_blocks;
-  const auto check_range = [&](const BlockCopy& copy) {
-    LS_CHECK(copy.block >= 0 && copy.block < options_.num_blocks) << "block " << copy.block;
-    LS_CHECK(copy.host_block >= 0 && copy.host_block < options_.num_host_blocks)
-        << "host block " << copy.host_block;
-  };
-  const auto copy_cells = [&](const std::vector<uint64_t>& from, int64_t from_block,
-                              std::vector<uint64_t>& to, int64_t to_block) {
-    if (!options_.has_contents) return;
-    std::copy_n(from.begin() + from_block * options_.block_size, options_.block_size,
-                to.begin() + to_block * options_.block_size);
-  };
   for (const BlockCopy& copy : plan.offloaded) {
-    check_range(copy);
+    CheckRange(copy);
     LS_CHECK(host_blocks.insert(copy.host_block).second) << "host block " << copy.host_block;
-    copy_cells(cells_, copy.block, host_cells_, copy.host_block);
+    CopyCells(cells_, copy.block, host_cells_, copy.host_block);
   }
   for (const BlockCopy& copy : plan.restored) {
-    check_range(copy);
-    LS_CHECK(restored.insert(copy.block).second) << "block " << copy.block;
+    CheckRange(copy);
+    LS_CHECK(filled.insert(copy.block).second) << "block " << copy.block;
     LS_CHECK_EQ(granted_in_[copy.block], plan.step_id) << "block " << copy.block;
-    copy_cells(host_cells_, copy.host_block, cells_, copy.block);
+    CopyCells(host_cells_, copy.host_block, cells_, copy.block);
+  }
+  if (plan.prefetched.empty()) return;
+  std::set<int32_t> held;
+  for (const Slot& slot : slots_) held.insert(slot.blocks.begin(), slot.blocks.end());
+  for (const BlockCopy& copy : plan.prefetched) {
+    CheckRange(copy);
+    LS_CHECK(filled.insert(copy.block).second) << "block " << copy.block;
+    LS_CHECK(!held.contains(copy.block)) << "block " << copy.block;
+  }
+}
+
+void SimulatedRank::CheckRange(const BlockCopy& copy) const {
+  LS_CHECK(copy.block >= 0 && copy.block < options_.num_blocks) << "block " << copy.block;
+  LS_CHECK(copy.host_block >= 0 && copy.host_block < options_.num_host_blocks)
+      << "host block " << copy.host_block;
+}
+
+void SimulatedRank::CopyCells(const std::vector<uint64_t>& from, int64_t from_block,
+                              std::vector<uint64_t>& to, int64_t to_block) const {
+  if (!options_.has_contents) return;
+  std::copy_n(from.begin() + from_block * options_.block_size, options_.block_size,
+              to.begin() + to_block * options_.block_size);
+}
+
+// As late as may be without a later plan: the work must not have needed them.
+void SimulatedRank::CopyPrefetched(const StepPlan& plan) {
+  for (const BlockCopy& copy : plan.prefetched) {
+    CopyCells(host_cells_, copy.host_block, cells_, copy.block);
   }
 }
 
@@ -151,6 +168,7 @@ StepResult SimulatedRank::ApplyWork(const StepPlan& plan, uint64_t last_known_st
       SampleNext(slot, work, result);
     }
   }
+  CopyPrefetched(plan);
   return result;
 }
 

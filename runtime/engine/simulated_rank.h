@@ -62,6 +62,10 @@ class SimulatedRank {
                  uint64_t last_known_step) const;
   void CheckCells(const Slot& slot, int64_t end) const;
   void CopyBlocks(const StepPlan& plan);
+  void CopyPrefetched(const StepPlan& plan);
+  void CheckRange(const BlockCopy& copy) const;
+  void CopyCells(const std::vector<uint64_t>& from, int64_t from_block, std::vector<uint64_t>& to,
+                 int64_t to_block) const;
   void CheckOffloaded(const StepPlan& plan) const;
   void Settle(const SettledTokens& settled);
   void WriteCells(Slot& slot, const SlotWork& work);

@@ -12,7 +12,8 @@
 // plan (settled), before they compute more of the slot.
 //
 // Order inside a step: closed, opened, granted, offloaded, restored, settled, work (chunks first,
-// then decodes). Ranks execute plans strictly in step_id order, therefore blocks may be granted
+// then decodes); prefetched at any time after offloaded and before a later plan that has to do with
+// those blocks. Ranks execute plans strictly in step_id order, therefore blocks may be granted
 // again as soon as the plan that no longer uses them is later than all plans that do.
 //
 // What a rank may rely on:
@@ -23,9 +24,10 @@
 //   pipeline_depth steps older, or its result has already reached the controller (few sequences:
 //   fewer steps in flight than stages). So stage 0 waits for the samples of the step that the slot
 //   depends on, not for those of step_id - pipeline_depth.
-// - Blocks that are restored are granted by the same plan. Those that are offloaded were written by
-//   earlier plans, and are written to by none that has not granted them again, as this very plan
-//   may do.
+// - Blocks that are restored are granted by the same plan. Those that are prefetched no open slot
+//   has; a later plan that grants them may read them. Those that are offloaded were written by
+//   earlier plans, and are written to by none that has not granted them again or fills them from
+//   the host, as this very plan may do.
 // - A slot may be closed while steps that sample for it are in flight, and opened again, by the
 // same plan even, for another
 //   sequence. Samples belong to the sequence that held the slot in their own step; those of a
@@ -83,8 +85,9 @@ struct StepPlan {
   std::vector<uint32_t> closed;
   std::vector<SlotOpen> opened;
   std::vector<BlockGrant> grants;
-  std::vector<BlockCopy> offloaded;  // to the host; no block of its twice
-  std::vector<BlockCopy> restored;   // from the host, after that; no block twice
+  std::vector<BlockCopy> offloaded;   // to the host; no block of its twice
+  std::vector<BlockCopy> restored;    // from the host, after that; no block twice
+  std::vector<BlockCopy> prefetched;  // likewise, beside the work, which does not need them
   std::vector<SettledTokens> settled;
   std::vector<SlotWork> work;
   bool operator==(const StepPlan&) const = default;

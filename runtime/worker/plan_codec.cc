@@ -217,6 +217,7 @@ void EncodePlan(const engine::StepPlan& plan, v1::StepPlan* message) {
   }
   if (!plan.restored.empty()) EncodeCopies(plan.restored, *message->mutable_restored());
   if (!plan.offloaded.empty()) EncodeCopies(plan.offloaded, *message->mutable_offloaded());
+  if (!plan.prefetched.empty()) EncodeCopies(plan.prefetched, *message->mutable_prefetched());
   for (const engine::SettledTokens& settled : plan.settled) {
     v1::SettledTokens* out = message->add_settled();
     out->set_slot(settled.slot);
@@ -252,6 +253,7 @@ absl::StatusOr<engine::StepPlan> DecodePlan(const v1::StepPlan& message) {
   }
   ASSIGN_OR_RETURN(plan.restored, DecodeCopies(message.restored()));
   ASSIGN_OR_RETURN(plan.offloaded, DecodeCopies(message.offloaded()));
+  ASSIGN_OR_RETURN(plan.prefetched, DecodeCopies(message.prefetched()));
   plan.settled.reserve(message.settled_size());
   for (const v1::SettledTokens& settled : message.settled()) {
     plan.settled.push_back(

@@ -247,11 +247,7 @@ const ChosenToken* RankModel::ChosenLast() const {
 StageCalls RankModel::Calls() {
   StageCalls calls = {
       .forward = [this](const StepBatch& batch) { return stage_->Forward(batch, ChosenLast()); },
-      .copy_blocks =
-          [this](std::span<const BlockCopy> offloaded, std::span<const BlockCopy> restored,
-                 std::span<const int32_t> written) {
-            return stage_->CopyBlocks(offloaded, restored, written);
-          },
+      .copy_blocks = [this](const StepBlocks& blocks) { return stage_->CopyBlocks(blocks); },
       .logits = [this](int64_t first, int64_t count) { return stage_->Logits(first, count); },
       .max_logits_rows = LlamaStage::kMaxLogitsRows,
       .device_logits = device_logits_.get(),

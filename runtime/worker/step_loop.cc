@@ -99,15 +99,17 @@ absl::Status StepLoop::Step(const engine::StepPlan& plan) {
   return absl::OkStatus();
 }
 
-// Of the blocks granted now, but for those of prefixes that are computed already.
-void StepLoop::FindWritten(const engine::StepPlan& plan) {
+// And which of them may be written to: all but those of prefixes that are computed already.
+void StepLoop::FindGranted(const engine::StepPlan& plan) {
   first_written_.resize(static_cast<size_t>(slots_.num_slots()));
   const auto first_of = [this](uint32_t slot) -> int64_t& { return first_written_[slot]; };
   for (const engine::SlotOpen& open : plan.opened) {
     first_of(open.slot) = open.num_computed_tokens / slots_.block_size();
   }
+  granted_.clear();
   written_.clear();
   for (const NewBlock& block : slots_.batch().new_blocks) {
+    granted_.push_back(block.block);
     if (block.index >= first_of(static_cast<uint32_t>(block.table_row))) {
       written_.push_back(block.block);
     }
@@ -116,11 +118,15 @@ void StepLoop::FindWritten(const engine::StepPlan& plan) {
 }
 
 absl::Status StepLoop::CopyBlocks(const engine::StepPlan& plan) {
-  const bool copies = !plan.offloaded.empty() || !plan.restored.empty();
+  const bool copies = !plan.offloaded.empty() || !plan.restored.empty() || !plan.prefetched.empty();
   if (!copies && plan.grants.empty()) return absl::OkStatus();
   if (stage_.copy_blocks) {
-    FindWritten(plan);
-    return stage_.copy_blocks(plan.offloaded, plan.restored, written_);
+    FindGranted(plan);
+    return stage_.copy_blocks({.offloaded = plan.offloaded,
+                               .restored = plan.restored,
+                               .prefetched = plan.prefetched,
+                               .granted = granted_,
+                               .written = written_});
   }
   if (!copies) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(

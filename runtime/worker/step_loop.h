@@ -36,9 +36,7 @@ struct StageCalls {
   // token_return.
   std::function<absl::Status(const StepBatch&)> forward;
   // LlamaStage::CopyBlocks. Null: the host keeps none.
-  std::function<absl::Status(std::span<const BlockCopy> offloaded,
-                             std::span<const BlockCopy> restored, std::span<const int32_t> written)>
-      copy_blocks = nullptr;
+  std::function<absl::Status(const StepBlocks& blocks)> copy_blocks = nullptr;
   // Last stage: logits of rows [first, first + count) of logits_rows over this rank's vocabulary;
   // count <= max_logits_rows. On a device they are there until the next call.
   std::function<absl::StatusOr<const float*>(int64_t first, int64_t count)> logits;
@@ -96,7 +94,7 @@ class StepLoop {
                                                            const WaitCheck& check);
   absl::Status Step(const engine::StepPlan& plan);
   absl::Status CopyBlocks(const engine::StepPlan& plan);
-  void FindWritten(const engine::StepPlan& plan);
+  void FindGranted(const engine::StepPlan& plan);
   // First stage of several. Between devices: has the step's work wait for its tokens, and
   // afterwards says that those it samples will come.
   absl::Status AwaitTokens();
@@ -131,7 +129,8 @@ class StepLoop {
   std::deque<std::vector<SlotRef>> expected_;
   std::vector<std::vector<SlotRef>> spare_;
   std::vector<int32_t> sampled_slots_;
-  std::vector<int64_t> first_written_;  // [num_slots], zeros; scratch, like the next
+  std::vector<int64_t> first_written_;  // [num_slots], zeros; scratch, like the next two
+  std::vector<int32_t> granted_;
   std::vector<int32_t> written_;
 
   std::optional<OpenStep> open_;

@@ -31,6 +31,39 @@ TEST_F(CoreHostBlocksTest, HostsKeepAsManyCopiesAsTheOneWithTheLeastRoom) {
   EXPECT_EQ(next[1]->received.back().start().num_host_blocks(), 69) << "those that it has now";
 }
 
+// As many as come while the one that reads the fewest weights for each of its blocks does so.
+TEST(RankRosterHostBlocks, SomeComeBackBesideEveryStep) {
+  struct Shard {
+    int64_t weight_bytes = 0;
+    int64_t kv_block_bytes = 0;
+  };
+  const auto prefetched = [](const std::array<Shard, 2>& shards) {
+    RankRoster roster({.replica = 0,
+                       .grid = *ProcessGrid::Create(2, 1),
+                       .epoch = 1,
+                       .version = "",
+                       .model_fingerprint = "",
+                       .limits = {}},
+                      absl::UnixEpoch());
+    for (int rank = 0; rank < 2; ++rank) {
+      v1::Hello hello;
+      hello.set_rank(rank);
+      hello.set_epoch(1);
+      EXPECT_TRUE(roster.Join(std::make_shared<FakePort>(), hello, absl::UnixEpoch()).ok());
+      v1::Loaded loaded;
+      loaded.set_weight_bytes(shards[rank].weight_bytes);
+      loaded.set_kv_block_bytes(shards[rank].kv_block_bytes);
+      EXPECT_TRUE(roster.OnLoaded(rank, loaded, absl::UnixEpoch()).ok());
+    }
+    return roster.FewestPrefetchedBlocks();
+  };
+  EXPECT_EQ(prefetched({{{64 * 1000, 10}, {64 * 900, 10}}}), 90);
+  EXPECT_EQ(prefetched({{{64 * 1000, 20}, {64 * 900, 10}}}), 50);
+  EXPECT_EQ(prefetched({{{0, 20}, {64 * 900, 10}}}), 1);
+  constexpr int64_t kMany = int64_t{1} << 40;
+  EXPECT_EQ(prefetched({{{kMany, 1}, {kMany, 1}}}), int64_t{1} << 30) << "of all that may be";
+}
+
 TEST_F(CoreHostBlocksTest, MoreCopiesThanBlocksCanBeNumberedAreRefused) {
   Start(1);
   auto rank = Hello(0, 1);

@@ -144,6 +144,7 @@ void Simulation::Arrive(const std::shared_ptr<Rank>& rank, const v1::ToRank& mes
     loaded.mutable_kv_room()->set_max_kv_blocks(num_blocks);
     loaded.mutable_kv_room()->set_most_kv_blocks(num_blocks);
     loaded.set_max_host_blocks(random_.config().num_host_blocks + rank->rank);
+    loaded.set_weight_bytes(random_.Between(0, 640));
     After(absl::Milliseconds(random_.Between(0, 300)),
           [this, rank, reply] { SendUp(rank, reply); });
   } else if (message.has_start()) {

@@ -258,56 +258,171 @@ TEST_F(HostTierTest, WhoComesAfterSharesWhatWasRestored) {
   for (int i = 0; i < 4; ++i) EXPECT_EQ(plan.grants[0].blocks[i], plan.grants[1].blocks[i]);
 }
 
-TEST_F(HostTierTest, APlanRestoresNoMoreThanItMay) {
-  config_.num_blocks = 40;
-  config_.num_host_blocks = 100;
-  config_.max_batched_tokens = 4;  // eight blocks
-  Start(config_);
-  RunPrompt(Other(1, 21, 1));
-  RunPrompt(Other(2, 21, 30));
-  RunPrompt(Other(3, 21, 60));
-  for (int id = 4; id < 9; ++id) RunPrompt(Other(id, 32, id));
-  const uint64_t restored_before = engine_->Stats().blocks_restored;
-  for (int id = 11; id < 14; ++id) Add(Other(id, 21, 30 * (id - 11) + (id == 11 ? 1 : 0)));
-  int64_t most = 0;
-  while (!engine_->Idle()) {
-    most = std::max(most, std::ssize(Next().restored));
-    Commit();
+// Prompts of which nothing is left on the device, and one that decodes while they come back.
+class PrefetchTest : public HostTierTest {
+ protected:
+  PrefetchTest() {
+    config_.num_blocks = 40;
+    config_.num_host_blocks = 200;
+    config_.max_num_seqs = 8;
+    config_.max_model_len = 150;
+    config_.max_batched_tokens = 150;
+    config_.num_prefetched_blocks = 3;
   }
-  EXPECT_EQ(most, 5);
-  EXPECT_EQ(engine_->Stats().blocks_restored - restored_before, 15u);
-}
-
-// One whose blocks do not fit beside those of others that pass, step after step.
-TEST_F(HostTierTest, WhoAwaitsItsBlocksIsNotOvertakenForEver) {
-  config_.num_blocks = 200;
-  config_.num_host_blocks = 1000;
-  config_.max_num_seqs = 8;
-  config_.max_batched_tokens = 24;  // 48 blocks at most, and six tokens of who may pass
-  config_.max_model_len = 500;
-  config_.max_queued_requests = 100;
-  Start(config_);
-  const auto of = [](uint64_t id, int num_tokens, int32_t token, int priority = 0) {
+  void Begin() {
+    Start(config_);
+    for (int i = 0; i < 3; ++i) RunPrompt(Of(i, 21, 20 + i));  // five full blocks each
+    RunPrompt(Of(3, 150 - 1, 10));                             // others take nearly all blocks
+    RunPrompt(Of(4, 8, 11));
+    EngineRequest decoding = Of(kDecoding, 2, 12);
+    decoding.sampling.max_tokens = 60;
+    Add(std::move(decoding));
+    Step();
+  }
+  // Of one token, over and over.
+  EngineRequest Of(uint64_t id, int num_tokens, int32_t token) {
     EngineRequest request = Prompt(id, 1, 1);
     request.prompt.assign(num_tokens, token);
-    request.priority = priority;
     return request;
-  };
-  RunPrompt(of(1, 193, 10));  // 48 full blocks
-  for (int32_t token = 50; token < 90; ++token) RunPrompt(of(token, 6, token));
-  for (int32_t token = 30; token < 33; ++token) RunPrompt(of(token, 450, token));
-  Add(of(100, 400, 40));  // many steps
+  }
+  std::vector<StepPlan> NextFew(int count) {
+    std::vector<StepPlan> plans;
+    for (int i = 0; i < count; ++i) {
+      plans.push_back(Next());
+      Commit();
+    }
+    return plans;
+  }
+
+  static constexpr uint64_t kDecoding = 10;
+};
+
+TEST_F(PrefetchTest, BlocksComeBackBesideTheStepsOfOthers) {
+  Begin();
+  Add(Of(20, 21, 20));
+  const std::vector<StepPlan> plans = NextFew(3);
+  EXPECT_THAT(plans[0].prefetched, SizeIs(3));
+  EXPECT_THAT(plans[0].opened, IsEmpty());
+  EXPECT_THAT(plans[0].work, SizeIs(1));
+  EXPECT_THAT(plans[1].prefetched, SizeIs(2));
+  EXPECT_THAT(plans[1].opened, IsEmpty());
+  EXPECT_THAT(plans[1].work, SizeIs(1));
+  ASSERT_THAT(plans[2].opened, SizeIs(1));
+  EXPECT_EQ(plans[2].opened[0].num_computed_tokens, 20u);
+  std::vector<int32_t> came;
+  for (const StepPlan& plan : plans) {
+    EXPECT_THAT(plan.restored, IsEmpty());
+    for (const BlockCopy& copy : plan.prefetched) came.push_back(copy.block);
+  }
+  const auto grant = std::ranges::find(plans[2].grants, plans[2].opened[0].slot, &BlockGrant::slot);
+  ASSERT_NE(grant, plans[2].grants.end());
+  std::vector<int32_t> granted = grant->blocks;
+  granted.resize(came.size());
+  EXPECT_EQ(granted, came);
+  EXPECT_EQ(engine_->Stats().blocks_restored, 5u);
+}
+
+TEST_F(PrefetchTest, MoreOfThemBesideLongSteps) {
+  config_.max_batched_tokens = 2000;
+  config_.max_model_len = 2000;
+  config_.num_blocks = 400;
+  config_.num_host_blocks = 2000;
+  Start(config_);
+  RunPrompt(Of(1, 81, 20));
+  for (int i = 0; i < 3; ++i) RunPrompt(Of(2 + i, 1000, 30 + i));
+  EngineRequest decoding = Of(kDecoding, 2, 12);
+  decoding.sampling.max_tokens = 60;
+  Add(std::move(decoding));
   Step();
-  Add(of(101, 204, 10, /*priority=*/-1));
-  for (int32_t token = 50; token < 90; ++token) Add(of(100 + token, 6, token));
+  EngineRequest first = Of(20, 600, 40);  // with the token that is decoded, 2 x 256 and some
+  first.priority = -1;
+  Add(std::move(first));
+  Add(Of(21, 81, 20));
+  EXPECT_THAT(Next().prefetched, SizeIs(2 * 3));
+  Commit();
+  EXPECT_THAT(Next().prefetched, SizeIs(3));
+}
+
+TEST_F(PrefetchTest, OfSeveralThatWaitTheFirstComesFirst) {
+  config_.num_prefetched_blocks = 7;
+  Begin();
+  Add(Of(20, 21, 20));
+  Add(Of(21, 21, 21));
+  Add(Of(22, 21, 22));
+  const std::vector<StepPlan> plans = NextFew(4);
+  EXPECT_THAT(plans[0].prefetched, SizeIs(7));
+  EXPECT_THAT(plans[0].opened, IsEmpty());
+  EXPECT_THAT(plans[1].opened, SizeIs(1));
+  EXPECT_THAT(plans[1].prefetched, SizeIs(7));
+  EXPECT_THAT(plans[2].opened, SizeIs(1));
+  EXPECT_THAT(plans[2].prefetched, SizeIs(1));
+  EXPECT_THAT(plans[3].opened, SizeIs(1));
+  EXPECT_THAT(plans[3].prefetched, IsEmpty());
+}
+
+// Who can run at once does, where that leaves room for who waits.
+TEST_F(PrefetchTest, OthersPassMeanwhile) {
+  Begin();
+  Add(Of(20, 21, 20));
+  Add(Of(21, 9, 50));
+  const StepPlan plan = Next();
+  EXPECT_THAT(plan.prefetched, SizeIs(3));
+  ASSERT_THAT(plan.opened, SizeIs(1));
+  EXPECT_EQ(plan.opened[0].tokens.front(), 50);
+}
+
+TEST_F(PrefetchTest, ButNotInTheRoomOfWhoWaits) {
+  config_.num_blocks = 38;
+  Begin();
+  Add(Of(20, 21, 20));          // six blocks
+  Add(Of(21, 4 * 30 + 1, 50));  // 31 of 37
+  EXPECT_THAT(Next().opened, IsEmpty());
+  Commit();
+  EXPECT_THAT(Next().opened, IsEmpty());
+  Commit();
+  const StepPlan plan = Next();
+  ASSERT_THAT(plan.opened, SizeIs(1));
+  EXPECT_EQ(plan.opened[0].tokens.front(), 20);
+}
+
+// Whoever runs would wait for them; with nobody there, all come at once.
+TEST_F(PrefetchTest, WhoIsAloneDoesNotWait) {
+  Begin();
+  engine_->Abort(kDecoding);
+  Add(Of(20, 21, 20));
+  const StepPlan plan = Next();
+  EXPECT_THAT(plan.restored, SizeIs(5));
+  EXPECT_THAT(plan.prefetched, IsEmpty());
+  EXPECT_THAT(plan.opened, SizeIs(1));
+}
+
+// Short ones that pass, step after step, do not keep it waiting.
+TEST_F(PrefetchTest, WhoAwaitsItsBlocksIsNotOvertakenForEver) {
+  config_.num_blocks = 300;
+  config_.num_host_blocks = 1000;
+  config_.max_model_len = 600;
+  config_.max_queued_requests = 100;
+  config_.max_batched_tokens = 24;
+  config_.num_prefetched_blocks = 4;
+  Start(config_);
+  RunPrompt(Of(1, 193, 10));  // 48 full blocks
+  for (int32_t token = 50; token < 90; ++token) RunPrompt(Of(token, 6, token));
+  for (int32_t token = 30; token < 33; ++token) RunPrompt(Of(token, 550, token));
+  Add(Of(100, 500, 40));  // many steps
+  Step();
+  EngineRequest waiting = Of(101, 204, 10);
+  waiting.priority = -1;
+  Add(std::move(waiting));
+  for (int32_t token = 50; token < 90; ++token) Add(Of(100 + token, 6, token));
   int num_steps = 0;
   for (bool has_come = false; !has_come && num_steps < 100; ++num_steps) {
-    has_come = Next().restored.size() >= 48;
+    const StepPlan plan = Next();
+    has_come = std::ranges::any_of(plan.opened,
+                                   [](const SlotOpen& open) { return open.tokens.size() == 204; });
     Commit();
   }
-  EXPECT_LE(num_steps, 2);
+  EXPECT_EQ(num_steps, 48 / 4 + 1);
   while (!engine_->Idle()) Step();
-  EXPECT_GE(engine_->Stats().blocks_restored, 48 + 40u);
 }
 
 TEST_F(HostTierTest, WithoutAPrefixCacheNothingIsCopied) {

@@ -32,6 +32,7 @@ class RandomWorkload {
       if (OneIn(2)) config_.max_num_seqs = config_.max_batched_tokens = Between(10, 60);
     }
     if (OneIn(2)) config_.num_host_blocks = Between(1, 100);
+    config_.num_prefetched_blocks = Between(1, 10);
     for (int i = 0; i < 3; ++i) families_.push_back(Tokens(Between(1, 30)));
   }
 

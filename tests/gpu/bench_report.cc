@@ -127,6 +127,7 @@ void BenchReport::AddKvCopies(const nlohmann::json& copies) {
         Whole(copies, "pieces"), Whole(copies, "piece_bytes"));
   print("  to the host", copies.at("offload"));
   print("  back to the device", copies.at("restore"));
+  print("  the same beside steps", copies.at("prefetch"));
 }
 
 void BenchReport::BeginKernels(const nlohmann::json& step) {

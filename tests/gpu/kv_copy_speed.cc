@@ -60,6 +60,10 @@ nlohmann::json MeasureKvCopies(cuda::CudaBackend& backend, const KvCopySize& siz
 
   const double restore =
       MedianSeconds(backend, size.num_calls, [&] { backend.RestoreKv(to_device.copies()); });
+  const double prefetch = MedianSeconds(backend, size.num_calls, [&] {
+    backend.PrefetchKv(to_device.copies());
+    backend.AwaitPrefetches();
+  });
   const double offload = MedianSeconds(backend, size.num_calls, [&] {
     backend.OffloadKv(to_host.copies());
     backend.AwaitOffloads();
@@ -74,7 +78,8 @@ nlohmann::json MeasureKvCopies(cuda::CudaBackend& backend, const KvCopySize& siz
           {"pieces", size.num_pieces},
           {"piece_bytes", size.piece_bytes},
           {"offload", speed(offload, limits.to_host_bytes_per_s)},
-          {"restore", speed(restore, limits.to_device_bytes_per_s)}};
+          {"restore", speed(restore, limits.to_device_bytes_per_s)},
+          {"prefetch", speed(prefetch, limits.to_device_bytes_per_s)}};
 }
 
 }  // namespace lockstep::bench

@@ -1,5 +1,5 @@
-// How fast blocks of a KV cache go to the host's memory and come back (Backend::OffloadKv and
-// RestoreKv), beside what one long copy of pinned memory reaches.
+// How fast blocks of a KV cache go to the host's memory and come back (Backend::OffloadKv,
+// RestoreKv and PrefetchKv), beside what one long copy of pinned memory reaches.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ struct KvCopySize {
   int num_calls = 1;  // of a measurement
 };
 
-// {"blocks", "pieces", "piece_bytes", and of "offload" and "restore" each {"gb_per_s",
+// {"blocks", "pieces", "piece_bytes", and of "offload", "restore" and "prefetch" each {"gb_per_s",
 // "share_of_copies"}}: medians of calls one after the other, each with its events and waits. Ends
 // the process where bytes come back that did not go.
 nlohmann::json MeasureKvCopies(cuda::CudaBackend& backend, const KvCopySize& size,

@@ -47,6 +47,9 @@ void ExpectThatBlocksOfThisSizeGoAndComeBack(Backend& backend, const KvCacheShap
   ASSERT_TRUE(copies.Host() == copies.host()) << "offloaded";
   copies.Restore(Pairs(AnyOf(num_copies, shape.num_blocks, random), places));
   ASSERT_TRUE(copies.Cache() == copies.cache()) << "restored";
+  copies.Prefetch(Pairs(AnyOf(num_copies, shape.num_blocks, random), places));
+  backend.AwaitPrefetches();
+  ASSERT_TRUE(copies.Cache() == copies.cache()) << "prefetched";
   ASSERT_TRUE(copies.Host() == copies.host()) << "restoring wrote to the host";
 }
 
@@ -103,10 +106,19 @@ void KvCopies::Offload(const std::vector<BlockAndPlace>& pairs) {
 }
 
 void KvCopies::Restore(const std::vector<BlockAndPlace>& pairs) {
+  CopyBack(pairs, &Backend::RestoreKv);
+}
+
+void KvCopies::Prefetch(const std::vector<BlockAndPlace>& pairs) {
+  CopyBack(pairs, &Backend::PrefetchKv);
+}
+
+void KvCopies::CopyBack(const std::vector<BlockAndPlace>& pairs,
+                        void (Backend::*copy)(const KvBlockCopies& copies)) {
   std::vector<KvBlockCopy> addresses = Addresses(pairs);
   KvBlockCopies copies = Pieces();
   copies.copies = addresses;
-  backend_.RestoreKv(copies);
+  (backend_.*copy)(copies);
   std::ranges::fill(addresses, KvBlockCopy{});
   for (const auto& [block, place] : pairs) {
     for (int64_t piece = 0; piece < shape_.num_pieces; ++piece) {

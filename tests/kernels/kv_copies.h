@@ -1,5 +1,5 @@
 // A small KV cache, and copies of its blocks in the host's memory, by any backend: what is checked
-// of Backend::OffloadKv and RestoreKv, byte by byte.
+// of Backend::OffloadKv, RestoreKv and PrefetchKv, byte by byte.
 #pragma once
 
 #include <cstddef>
@@ -33,6 +33,7 @@ class KvCopies {
   // Issued; the pairs are gone when the call returns.
   void Offload(const std::vector<BlockAndPlace>& pairs);
   void Restore(const std::vector<BlockAndPlace>& pairs);
+  void Prefetch(const std::vector<BlockAndPlace>& pairs);
   // The block's first piece, as a step would write it: issued.
   void Write(int32_t block, std::byte value);
 
@@ -49,6 +50,8 @@ class KvCopies {
   KvBlockCopies Pieces() const;
   std::byte* PieceOfModel(int32_t block, int64_t piece);
   std::byte* PlaceOfModel(int64_t place, int64_t piece);
+  void CopyBack(const std::vector<BlockAndPlace>& pairs,
+                void (Backend::*copy)(const KvBlockCopies& copies));
   std::vector<KvBlockCopy> Addresses(const std::vector<BlockAndPlace>& pairs) const;
 
   Backend& backend_;

@@ -36,11 +36,7 @@ class ModelStage {
   }
   StageCalls Calls() {
     return {.forward = [this](const StepBatch& batch) { return stage_->Forward(batch); },
-            .copy_blocks =
-                [this](std::span<const BlockCopy> offloaded, std::span<const BlockCopy> restored,
-                       std::span<const int32_t> written) {
-                  return stage_->CopyBlocks(offloaded, restored, written);
-                },
+            .copy_blocks = [this](const StepBlocks& blocks) { return stage_->CopyBlocks(blocks); },
             .logits = [this](int64_t first, int64_t count) { return stage_->Logits(first, count); },
             .max_logits_rows = LlamaStage::kMaxLogitsRows};
   }

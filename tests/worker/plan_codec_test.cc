@@ -53,6 +53,7 @@ engine::StepPlan EveryPlan() {
   plan.grants = {{.slot = 7, .blocks = {100000, 0}}, {.slot = 8, .blocks = {}}};
   plan.offloaded = {{.block = 7, .host_block = 1 << 30}, {.block = 0, .host_block = 2}};
   plan.restored = {{.block = 100000, .host_block = 0}};
+  plan.prefetched = {{.block = 3, .host_block = 4}, {.block = 1, .host_block = 1 << 30}};
   plan.settled = {{.slot = 3, .tokens = {5, 128255}}};
   plan.work = {{.slot = 7, .num_tokens = 2, .sample = false},
                {.slot = 8, .num_tokens = 5, .sample = true},

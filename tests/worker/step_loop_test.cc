@@ -301,10 +301,12 @@ TEST(StepLoop, StopsAtAMalformedPlan) {
 }
 
 // What a stage is told of a plan's blocks: those that hold a cached prefix are only read.
-TEST(StepLoop, TellsWhichBlocksAreWritten) {
+TEST(StepLoop, TellsWhichBlocksAreGrantedAndWritten) {
   struct Told {
     std::vector<BlockCopy> offloaded;
     std::vector<BlockCopy> restored;
+    std::vector<BlockCopy> prefetched;
+    std::vector<int32_t> granted;
     std::vector<int32_t> written;
     bool operator==(const Told&) const = default;
   };
@@ -317,15 +319,18 @@ TEST(StepLoop, TellsWhichBlocksAreWritten) {
   plans.back().restored = {{8, 80}};
   plans.push_back(writer.Decode(0).Take());
   plans.push_back(writer.Decode(0).Grant(0, {3}).Take());
+  plans.push_back(writer.Decode(0).Take());
+  plans.back().prefetched = {{2, 20}};
   std::vector<Told> told;
   testing::RunRanks(1, 1, [&](int, RankGroups& groups) -> absl::Status {
     testing::FakeStage stage(groups);
     StageCalls calls = stage.Calls();
-    calls.copy_blocks = [&](std::span<const BlockCopy> offloaded,
-                            std::span<const BlockCopy> restored, std::span<const int32_t> written) {
-      told.push_back({{offloaded.begin(), offloaded.end()},
-                      {restored.begin(), restored.end()},
-                      {written.begin(), written.end()}});
+    calls.copy_blocks = [&](const StepBlocks& blocks) {
+      told.push_back({{blocks.offloaded.begin(), blocks.offloaded.end()},
+                      {blocks.restored.begin(), blocks.restored.end()},
+                      {blocks.prefetched.begin(), blocks.prefetched.end()},
+                      {blocks.granted.begin(), blocks.granted.end()},
+                      {blocks.written.begin(), blocks.written.end()}});
       return absl::OkStatus();
     };
     RankProgress progress;
@@ -335,14 +340,16 @@ TEST(StepLoop, TellsWhichBlocksAreWritten) {
     queue.Close();
     return loop.Run(queue);
   });
-  const std::vector<Told> want = {{{{7, 70}}, {{8, 80}}, {9, 6}}, {{}, {}, {3}}};
+  const std::vector<Told> want = {{{{7, 70}}, {{8, 80}}, {}, {7, 8, 9, 6}, {9, 6}},
+                                  {{}, {}, {}, {3}, {3}},
+                                  {{}, {}, {{2, 20}}, {}, {}}};
   EXPECT_EQ(told, want);
 }
 
 TEST(StepLoop, WithoutCopiesAPlanThatNamesSomeIsRefused) {
   PlanWriter writer;
   engine::StepPlan plan = writer.Open(0, {4}).Grant(0, {6}).Chunk(0, 1, true).Take();
-  plan.offloaded = {{1, 1}};
+  plan.prefetched = {{1, 1}};
   RankGroups groups{MakeSelfCommunicator(), MakeSelfCommunicator()};
   testing::FakeStage stage(groups);
   RankProgress progress;

@@ -5,7 +5,7 @@
 #include "gtest/gtest.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/kernels.h"
-#include "kernels/cuda/kv_offload.h"
+#include "kernels/cuda/kv_copy_stream.h"
 #include "tests/kernels/kv_copies.h"
 #ifdef LOCKSTEP_CUDA_EMULATION
 #include "tests/support/cuda_emulation/emulation.h"
@@ -40,6 +40,8 @@ TEST_F(CudaKvBlockCopiesTest, FewThreadBlocksCopyLongPieces) {
   copies.Offload({{2, 0}, {0, 1}});
   backend_->AwaitOffloads();
   copies.Restore({{1, 0}});
+  copies.Prefetch({{0, 0}});
+  backend_->AwaitPrefetches();
   EXPECT_TRUE(copies.Cache() == copies.cache());
   EXPECT_TRUE(copies.Host() == copies.host());
 }
@@ -71,11 +73,26 @@ TEST_F(CudaKvBlockCopiesTest, WhatIsAwaitedMayBeRestoredAtOnceAndReplaced) {
   EXPECT_TRUE(copies.Host() == copies.host());
 }
 
+TEST_F(CudaKvBlockCopiesTest, WhatIsPrefetchedReplacesWhatWasThereAndIsReplaced) {
+  KvCopies copies(*backend_, {3, 4, 48}, 2);
+  copies.Write(2, kNine);
+  copies.Prefetch({{2, 1}});  // over the nines
+  copies.Prefetch({{1, 0}});  // a second one, before the first is waited for
+  backend_->AwaitPrefetches();
+  copies.Write(1, kOne);
+  copies.Offload({{2, 0}, {1, 1}});  // over what was prefetched
+  backend_->AwaitOffloads();
+  EXPECT_TRUE(copies.Cache() == copies.cache());
+  EXPECT_TRUE(copies.Host() == copies.host());
+}
+
 TEST_F(CudaKvBlockCopiesTest, SynchronizeWaitsForWhatNobodyAwaits) {
   KvCopies copies(*backend_, {3, 4, 32}, 2);
+  copies.Prefetch({{1, 0}});
   copies.Offload({{2, 1}});
   backend_->Synchronize();
   EXPECT_TRUE(copies.Host() == copies.host());
+  EXPECT_TRUE(copies.Cache() == copies.cache());
 }
 
 TEST_F(CudaKvBlockCopiesTest, RecordedStepsAreCopiedAsTheyWere) {
@@ -123,6 +140,15 @@ TEST_F(CudaKvBlockCopiesTest, LaterWorkDoesNotWaitUntilItIsToldTo) {
   EXPECT_TRUE(copies.Host() == copies.host());
 }
 
+TEST_F(CudaKvBlockCopiesTest, NorForWhatIsPrefetched) {
+  KvCopies copies(*backend_, {3, 4, 32}, 2);
+  const std::vector<std::byte> before = copies.Cache();
+  copies.Prefetch({{2, 1}});
+  EXPECT_TRUE(copies.Cache() == before);
+  backend_->AwaitPrefetches();
+  EXPECT_TRUE(copies.Cache() == copies.cache());
+}
+
 // By their own stream alone: whoever waits for the backend's hides a copy that began too early, or
 // one that nobody waited for.
 TEST_F(CudaKvBlockCopiesTest, CopiesBeginWhenEarlierWorkIsDoneAndEndWithTheirStream) {
@@ -130,7 +156,7 @@ TEST_F(CudaKvBlockCopiesTest, CopiesBeginWhenEarlierWorkIsDoneAndEndWithTheirStr
   const DeviceBuffer place = backend_->AllocateOnHost(16).value();
   const KvBlockCopy copy = {0, place.as<std::byte>()};
   const KvBlockCopies copies = {block.as<std::byte>(), 1, 1, 16, {&copy, 1}};
-  auto offload = cuda::KvOffload::Create(backend_->stream()).value();
+  auto offload = cuda::KvCopyStream::Create(backend_->stream(), cuda::LaunchOffloadKv).value();
   backend_->Synchronize();
   const std::vector<std::byte> ones(16, kOne), nines(16, kNine);
   backend_->CopyToDevice(block.data(), ones.data(), 16);
@@ -149,6 +175,8 @@ TEST_F(CudaKvBlockCopiesTest, WhereNothingIsOffloadedNothingIsIssued) {
   copies.Offload({});
   backend_->AwaitOffloads();
   copies.Restore({});
+  copies.Prefetch({});
+  backend_->AwaitPrefetches();
   EXPECT_EQ(cuda_emulation::NumWorkInStreams(), 0);
   copies.Offload({{1, 1}});
   backend_->AwaitOffloads();
@@ -182,6 +210,11 @@ TEST_F(CudaKvBlockCopiesTest, NoKernelBeginsBeforeWhatIsRestoredOrAwaited) {
     backend_->AwaitOffloads();
   };
   EXPECT_LT(begun_early(offload_and_await), plainly);
+  const auto prefetch_and_await = [&] {
+    copies.Prefetch({{1, 1}});
+    backend_->AwaitPrefetches();
+  };
+  EXPECT_LT(begun_early(prefetch_and_await), plainly);
 }
 
 TEST_F(CudaKvBlockCopiesTest, ThreadsMayTakeTurnsInAnyOrder) {

@@ -31,6 +31,11 @@ class CopyNotingBackend final : public cpu::CpuBackend {
     notes.push_back("restore");
     CpuBackend::RestoreKv(copies);
   }
+  void PrefetchKv(const KvBlockCopies& copies) override {
+    notes.push_back("prefetch");
+    CpuBackend::RestoreKv(copies);
+  }
+  void AwaitPrefetches() override { notes.push_back("await prefetches"); }
   void Synchronize() override { notes.push_back("synchronize"); }
   std::vector<std::string> notes;
 };
@@ -41,18 +46,26 @@ class BlockCopiesTest : public ::testing::Test {
     EXPECT_TRUE(cache_.Allocate(backend_, kNumBlocks).ok());
     EXPECT_TRUE(cache_.AllocateHostBlocks(backend_, kNumHostBlocks, nullptr).ok());
   }
-  // What it does.
-  std::vector<std::string> Copy(const std::vector<BlockCopy>& offloaded,
-                                const std::vector<BlockCopy>& restored,
-                                const std::vector<int32_t>& written) {
+  using Copies = std::vector<BlockCopy>;
+  using Blocks = std::vector<int32_t>;
+  // What it does. Whatever is written is granted.
+  std::vector<std::string> Copy(const Copies& offloaded, const Copies& restored,
+                                const Blocks& written, const Copies& prefetched = {},
+                                Blocks granted = {}) {
     backend_.notes.clear();
-    EXPECT_EQ(cache_.Copy(backend_, offloaded, restored, written), absl::OkStatus());
+    granted.insert(granted.end(), written.begin(), written.end());
+    for (const BlockCopy& copy : restored) granted.push_back(copy.block);
+    EXPECT_EQ(cache_.Copy(backend_, {offloaded, restored, prefetched, granted, written}),
+              absl::OkStatus());
     return backend_.notes;
   }
-  std::string Refusal(const std::vector<BlockCopy>& offloaded,
-                      const std::vector<BlockCopy>& restored) {
+  std::vector<std::string> Prefetch(const Copies& prefetched) {
+    return Copy({}, {}, {}, prefetched);
+  }
+  std::vector<std::string> Grant(const Blocks& granted) { return Copy({}, {}, {}, {}, granted); }
+  std::string Refusal(const StepBlocks& blocks) {
     backend_.notes.clear();
-    const absl::Status status = cache_.Copy(backend_, offloaded, restored, {});
+    const absl::Status status = cache_.Copy(backend_, blocks);
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(backend_.notes, IsEmpty());
     return std::string(status.message());
@@ -91,12 +104,46 @@ TEST_F(BlockCopiesTest, OrTheirCopies) {
   EXPECT_THAT(Copy({}, {{3, 5}}, {}), ElementsAre("await", "restore"));
 }
 
+TEST_F(BlockCopiesTest, CopiesFromTheHostRunBesideStepsUntilOneHasTheirBlocks) {
+  EXPECT_THAT(Prefetch({{1, 5}, {2, 6}}), ElementsAre("prefetch"));
+  EXPECT_THAT(Copy({}, {}, {3}), IsEmpty());
+  EXPECT_THAT(Prefetch({{4, 7}}), ElementsAre("prefetch"));
+  EXPECT_THAT(Grant({8, 2}), ElementsAre("await prefetches"));
+  EXPECT_THAT(Grant({1, 4}), IsEmpty()) << "they were waited for";
+  Prefetch({{1, 5}});
+  EXPECT_THAT(Copy({}, {}, {1}), ElementsAre("await prefetches")) << "or it writes to them";
+  Prefetch({{1, 5}});
+  EXPECT_THAT(Copy({}, {{1, 9}}, {}), ElementsAre("await prefetches", "restore"));
+}
+
+TEST_F(BlockCopiesTest, OrUntilWhatTheyReadIsReplaced) {
+  Prefetch({{1, 5}});
+  EXPECT_THAT(Copy({{2, 6}}, {{3, 5}}, {}), ElementsAre("offload", "restore"));
+  EXPECT_THAT(Copy({{2, 5}}, {}, {}), ElementsAre("await prefetches", "offload"));
+  Prefetch({{7, 8}});
+  EXPECT_THAT(Copy({{7, 9}}, {}, {}), ElementsAre("await prefetches", "offload"));
+}
+
+TEST_F(BlockCopiesTest, WhatIsPrefetchedWaitsForCopiesToTheHost) {
+  EXPECT_THAT(Copy({{1, 5}}, {}, {}, {{2, 6}}), ElementsAre("offload", "prefetch"));
+  EXPECT_THAT(Prefetch({{3, 5}}), ElementsAre("await", "prefetch")) << "it has the block's copy";
+  Copy({{1, 7}}, {}, {});
+  EXPECT_THAT(Prefetch({{1, 8}}), ElementsAre("await", "prefetch")) << "over the block";
+  EXPECT_THAT(Copy({{4, 9}}, {}, {}, {{4, 10}}), ElementsAre("offload", "await", "prefetch"));
+}
+
 TEST_F(BlockCopiesTest, BlocksThatThereAreNotAreRefused) {
-  EXPECT_THAT(Refusal({{10, 0}}, {}), HasSubstr("between block 10 of 10 and block 0 of the host's "
+  const auto refusal = [this](const Copies& offloaded, const Copies& restored,
+                              const Copies& prefetched = {}, const Blocks& granted = {}) {
+    return Refusal({offloaded, restored, prefetched, granted, granted});
+  };
+  EXPECT_THAT(refusal({{10, 0}}, {}), HasSubstr("between block 10 of 10 and block 0 of the host's "
                                                 "20"));
-  EXPECT_THAT(Refusal({{0, 20}}, {}), HasSubstr("block 20 of the host's 20"));
-  EXPECT_THAT(Refusal({{0, 0}}, {{-1, 0}}), HasSubstr("block -1 of 10"));
-  EXPECT_THAT(Refusal({}, {{0, -1}}), HasSubstr("block -1 of the host's 20"));
+  EXPECT_THAT(refusal({{0, 20}}, {}), HasSubstr("block 20 of the host's 20"));
+  EXPECT_THAT(refusal({{0, 0}}, {{-1, 0}}), HasSubstr("block -1 of 10"));
+  EXPECT_THAT(refusal({}, {{0, -1}}), HasSubstr("block -1 of the host's 20"));
+  EXPECT_THAT(refusal({}, {{0, 0}}, {{1, 20}}), HasSubstr("block 20 of the host's 20"));
+  EXPECT_THAT(refusal({{0, 0}}, {}, {}, {3, 10}), HasSubstr("block 10 is granted, there are 10"));
 }
 
 // Blocks come back, of all layers, wherever they were.
@@ -125,7 +172,8 @@ TEST_F(BlockCopiesTest, MemoryIsKeptUntilCopiesAreDone) {
   EXPECT_TRUE(cache_.AllocateHostBlocks(backend_, 0, nullptr).ok());
   EXPECT_THAT(backend_.notes, ElementsAre("synchronize"));
   EXPECT_EQ(cache_.num_host_blocks(), 0);
-  EXPECT_THAT(Refusal({{0, 0}}, {}), HasSubstr("block 0 of the host's 0"));
+  const Copies copies = {{0, 0}};
+  EXPECT_THAT(Refusal({copies, {}, {}, {}, {}}), HasSubstr("block 0 of the host's 0"));
 }
 
 TEST_F(BlockCopiesTest, MoreBytesThanCanBeCountedAreRefused) {
