@@ -136,6 +136,7 @@ class GenerateRun {
   std::unique_ptr<GenerationCall> Start(size_t index, Request request) {
     const auto on_event = [this, index](const v1::GenerateEvent& event) {
       mailbox_.Put({index, SteadyNow(), event, std::nullopt});
+      return true;
     };
     const auto on_done = [this, index](const grpc::Status& status) {
       mailbox_.Put({index, SteadyNow(), {}, status});

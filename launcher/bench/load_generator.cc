@@ -90,9 +90,10 @@ void LoadGenerator::Send(absl::Time arrival) {
   active_.emplace(index, std::move(owned));
   const auto on_event = [this, &active](const v1::GenerateEvent& event) {
     if (event.has_accepted()) active.num_prompt_tokens = event.accepted().num_prompt_tokens();
-    if (!event.has_delta() || event.delta().token_ids().empty()) return;
+    if (!event.has_delta() || event.delta().token_ids().empty()) return true;
     active.times.AddTokens(event.delta().token_ids_size(), SteadyNow());
     num_tokens_.fetch_add(event.delta().token_ids_size(), std::memory_order_relaxed);
+    return true;
   };
   const auto on_done = [this, &active, index](const grpc::Status& status) {
     active.times.Finish(SteadyNow());

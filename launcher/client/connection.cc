@@ -1,6 +1,8 @@
 #include "launcher/client/connection.h"
 
+#include <algorithm>
 #include <chrono>
+#include <initializer_list>
 #include <optional>
 
 #include "absl/strings/match.h"
@@ -17,18 +19,24 @@ namespace {
 // Prompt log-probabilities of a long prompt are the largest message a server sends.
 constexpr int kMaxReceiveBytes = 256 << 20;
 
-bool IsTransportError(const grpc::Status& status) {
-  const std::string& message = status.error_message();
+// The words are gRPC's; a server of ours may be unavailable for reasons that it tells itself, of
+// connections, too.
+bool IsUnavailableAs(const grpc::Status& status, std::initializer_list<const char*> beginnings) {
   return status.error_code() == grpc::StatusCode::UNAVAILABLE &&
-         (absl::StrContains(message, "failed to connect") || absl::StrContains(message, "resolv") ||
-          absl::StrContains(message, "onnect"));
+         std::any_of(beginnings.begin(), beginnings.end(), [&](const char* beginning) {
+           return absl::StartsWith(status.error_message(), beginning);
+         });
+}
+
+bool IsTransportError(const grpc::Status& status) {
+  return IsUnavailableAs(status, {"failed to connect to all addresses", "DNS resolution failed",
+                                  "C-ares status", "empty address list"});
 }
 
 bool IsLostConnection(const grpc::Status& status) {
-  const std::string& message = status.error_message();
-  return status.error_code() == grpc::StatusCode::UNAVAILABLE &&
-         (absl::StrContains(message, "Socket closed") || absl::StrContains(message, "reset") ||
-          absl::StrContains(message, "GOAWAY"));
+  return IsUnavailableAs(
+      status, {"Socket closed", "Connection reset by peer", "Broken pipe", "GOAWAY received",
+               "Endpoint read failed", "Stream removed", "recvmsg:", "keepalive watchdog timeout"});
 }
 
 // Why a connection failed although somebody listens; nullopt when that is not what happened. The
@@ -94,14 +102,19 @@ void AddConnectionFlags(CLI::App& command, ConnectionFlags& flags) {
       ->group(kConnectionGroup);
 }
 
-Connection::Connection(const ConnectionFlags& flags, std::string authorization,
-                       std::shared_ptr<grpc::Channel> channel)
+Connection::Connection(const ConnectionFlags& flags, std::string authorization, Dial dial)
     : server_(flags.server),
       encrypted_(!flags.tls.empty()),
       may_show_tokens_(MayShowTokens(flags)),
       authorization_(std::move(authorization)),
-      channel_(std::move(channel)),
-      stub_(v1::Generation::NewStub(channel_)) {}
+      dial_(std::move(dial)),
+      channel_(dial_()),
+      links_(std::make_shared<Links>()) {
+  absl::MutexLock lock(&links_->mutex);
+  links_->all.push_back(std::make_unique<Link>());
+  links_->all.front()->stub = v1::Generation::NewStub(channel_);
+  stub_ = links_->all.front()->stub.get();
+}
 
 absl::StatusOr<std::unique_ptr<Connection>> Connection::Open(const ConnectionFlags& flags) {
   if (!absl::StartsWith(flags.server, "unix:")) {
@@ -132,9 +145,29 @@ absl::StatusOr<std::unique_ptr<Connection>> Connection::Open(const ConnectionFla
   arguments.SetMaxReceiveMessageSize(kMaxReceiveBytes);
   arguments.SetMaxSendMessageSize(-1);
   const auto credentials = ChannelCredentialsOf(security, flags.server, arguments);
-  return std::unique_ptr<Connection>(
-      new Connection(flags, std::move(authorization),
-                     grpc::CreateCustomChannel(flags.server, credentials, arguments)));
+  // Else channels of one address share a TCP connection.
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  const auto dial = [server = flags.server, credentials, arguments] {
+    return grpc::CreateCustomChannel(server, credentials, arguments);
+  };
+  return std::unique_ptr<Connection>(new Connection(flags, std::move(authorization), dial));
+}
+
+std::shared_ptr<v1::Generation::Stub> Connection::StreamStub() const {
+  absl::MutexLock lock(&links_->mutex);
+  auto& links = links_->all;
+  auto link = std::ranges::find_if(
+      links, [](const auto& each) { return each->num_streams < kMostStreams; });
+  if (link == links.end()) {
+    links.push_back(std::make_unique<Link>());
+    link = links.end() - 1;
+    (*link)->stub = v1::Generation::NewStub(dial_());
+  }
+  ++(*link)->num_streams;
+  return {(*link)->stub.get(), [links = links_, taken = link->get()](v1::Generation::Stub*) {
+            absl::MutexLock lock(&links->mutex);
+            --taken->num_streams;
+          }};
 }
 
 void Connection::Prepare(grpc::ClientContext& context, absl::Duration timeout,

@@ -1,12 +1,15 @@
 // A client's connection to a server, and gRPC's errors in words that say what to do.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "grpcpp/grpcpp.h"
 #include "launcher/cli/command.h"
@@ -37,7 +40,12 @@ class Connection {
   // token would leave this host in clear; what LoadTlsIdentity and ApiTokens::Load say.
   static absl::StatusOr<std::unique_ptr<Connection>> Open(const ConnectionFlags& flags);
 
+  // For calls that end soon.
   v1::Generation::Stub& stub() const { return *stub_; }
+  // For one that streams, which holds it until it has ended. A server runs some thousand calls of a
+  // TCP connection at a time, and others of that wait: beyond kMostStreams there are further ones,
+  // and the first always has room for calls that end soon.
+  std::shared_ptr<v1::Generation::Stub> StreamStub() const;
   const std::shared_ptr<grpc::Channel>& channel() const { return channel_; }
   const std::string& server() const { return server_; }
   // False where others could read them on their way; then Prepare adds none.
@@ -58,14 +66,28 @@ class Connection {
   absl::Status Explain(const grpc::Status& status) const;
 
  private:
-  Connection(const ConnectionFlags& flags, std::string authorization,
-             std::shared_ptr<grpc::Channel> channel);
+  static constexpr int kMostStreams = 4000;  // of a TCP connection; servers of ours take 4,096
+
+  // Opens a TCP connection of its own, on first use.
+  using Dial = std::function<std::shared_ptr<grpc::Channel>()>;
+  struct Link {
+    std::unique_ptr<v1::Generation::Stub> stub;
+    int num_streams = 0;
+  };
+  struct Links {
+    absl::Mutex mutex;
+    std::vector<std::unique_ptr<Link>> all ABSL_GUARDED_BY(mutex);
+  };
+
+  Connection(const ConnectionFlags& flags, std::string authorization, Dial dial);
   const std::string server_;
   const bool encrypted_;
   const bool may_show_tokens_;
   const std::string authorization_;  // the header's value; empty = none
-  std::shared_ptr<grpc::Channel> channel_;
-  std::unique_ptr<v1::Generation::Stub> stub_;
+  const Dial dial_;
+  const std::shared_ptr<grpc::Channel> channel_;
+  const std::shared_ptr<Links> links_;    // for streams; of the first, the channel is channel_
+  v1::Generation::Stub* stub_ = nullptr;  // the first one's
 };
 
 }  // namespace lockstep

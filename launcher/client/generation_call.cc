@@ -7,27 +7,30 @@ namespace lockstep {
 GenerationCall::GenerationCall(const Connection& connection, v1::GenerateRequest request,
                                absl::Duration timeout, Handlers handlers,
                                const std::string& authorization)
-    : request_(std::move(request)), handlers_(std::move(handlers)) {
+    : stub_(connection.StreamStub()), request_(std::move(request)), handlers_(std::move(handlers)) {
   connection.Prepare(context_, timeout, authorization);
-  connection.stub().async()->Generate(&context_, &request_, this);
-  StartRead(&event_);
-  StartCall();
+  stub_->async()->Generate(&context_, &request_, this);
+  Start();
 }
 
 GenerationCall::GenerationCall(const Connection& connection, v1::AttachRequest request,
                                absl::Duration timeout, Handlers handlers,
                                const std::string& authorization)
-    : attach_(std::move(request)), handlers_(std::move(handlers)) {
+    : stub_(connection.StreamStub()), attach_(std::move(request)), handlers_(std::move(handlers)) {
   connection.Prepare(context_, timeout, authorization);
-  connection.stub().async()->Attach(&context_, &attach_, this);
+  stub_->async()->Attach(&context_, &attach_, this);
+  Start();
+}
+
+void GenerationCall::Start() {
+  AddHold();  // a read may begin when none is under way
   StartRead(&event_);
   StartCall();
 }
 
 void GenerationCall::OnReadDone(bool ok) {
-  if (!ok) return;  // the stream ended; OnDone follows
-  handlers_.on_event(event_);
-  StartRead(&event_);
+  if (!ok) return RemoveHold();  // the stream ended; OnDone follows
+  if (handlers_.on_event(event_)) StartRead(&event_);
 }
 
 void GenerationCall::OnDone(const grpc::Status& status) {

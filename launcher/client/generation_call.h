@@ -7,6 +7,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <string>
 
 #include "absl/time/time.h"
@@ -17,7 +18,9 @@ namespace lockstep {
 class GenerationCall final : private grpc::ClientReadReactor<v1::GenerateEvent> {
  public:
   struct Handlers {
-    std::function<void(const v1::GenerateEvent&)> on_event;
+    // Whether the next event is read at once; else it is after ReadOn, and until then the server
+    // merges what it has to tell.
+    std::function<bool(const v1::GenerateEvent&)> on_event;
     std::function<void(const grpc::Status&)> on_done;
   };
 
@@ -33,11 +36,16 @@ class GenerationCall final : private grpc::ClientReadReactor<v1::GenerateEvent> 
 
   // Ends the call early; on_done follows with CANCELLED. From any thread, any number of times.
   void Cancel() { context_.TryCancel(); }
+  // Exactly once after each event whose on_event said false, of a cancelled call, too: on_done does
+  // not come before. From any thread.
+  void ReadOn() { StartRead(&event_); }
 
  private:
+  void Start();
   void OnReadDone(bool ok) override;
   void OnDone(const grpc::Status& status) override;
 
+  const std::shared_ptr<v1::Generation::Stub> stub_;
   grpc::ClientContext context_;
   v1::GenerateRequest request_;
   v1::AttachRequest attach_;  // of the two one is used

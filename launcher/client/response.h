@@ -27,6 +27,8 @@ class Response {
  public:
   explicit Response(absl::Time started) : started_(started) {}
   void Add(const v1::GenerateEvent& event, absl::Time received);
+  // Of an output's tokens so far, which the caller has told.
+  void ForgetLogprobs(uint32_t output_index) { OutputAt(output_index).logprobs.clear(); }
 
   // Everything has come, whatever became of the call.
   bool complete() const;

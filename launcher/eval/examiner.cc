@@ -27,6 +27,7 @@ class Exam {
   absl::StatusOr<ScoreBoard> Run(InterruptWatcher& interrupts) {
     while (num_done_ < asked_.size() || MayAsk()) {
       while (MayAsk()) Ask();
+      if (num_done_ == asked_.size()) continue;  // nobody would wake us
       WaitReadable({mailbox_.fd(), interrupts.fd()}, absl::InfiniteDuration());
       if (interrupts.TakeCount() > 0) Stop(absl::CancelledError("interrupted"));
       for (const Done& done : mailbox_.TakeAll()) Take(done);
@@ -83,6 +84,7 @@ class Exam {
     request.mutable_stop()->set_max_tokens(options_.max_tokens);
     const auto on_event = [&asked](const v1::GenerateEvent& event) {
       asked.response.Add(event, SteadyNow());
+      return true;
     };
     const auto on_done = [this, index](const grpc::Status& status) {
       mailbox_.Put({index, status});

@@ -1,6 +1,7 @@
 #include "launcher/gateway/completion_run.h"
 
 #include <algorithm>
+#include <atomic>
 #include <boost/asio/post.hpp>
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/this_coro.hpp>
@@ -20,8 +21,13 @@ constexpr absl::Duration kLookAtClientEvery = absl::Milliseconds(250);
 constexpr absl::Duration kSilence = absl::Seconds(15);
 constexpr char kStillHere[] = ": waiting\n\n";  // a comment (HTML Standard, server-sent events)
 // Of one answer, as messages: what has come is kept, to be sent at the end, or to go on with it
-// where the server comes back, and what the client has not read yet as well.
+// where the server comes back.
 constexpr int64_t kMaxAnswerBytes = 64 << 20;
+// Of that, what its client has not been told. More stays at the server, which merges what nobody
+// reads.
+constexpr int64_t kMaxUntoldBytes = 64 << 10;
+// Of a stream, written before others have their turn.
+constexpr size_t kMaxWriteBytes = 64 << 10;
 constexpr int64_t kMaxAnswerAtOnce = 1 << 20;  // of an answer: some milliseconds to write
 constexpr int64_t kEventBytes = 256;           // what an event's JSON has besides
 
@@ -32,13 +38,23 @@ class CompletionRun::Inbox {
  public:
   explicit Inbox(boost::asio::any_io_executor executor) : wakeup_(std::move(executor)) {}
 
-  static void Post(const std::shared_ptr<Inbox>& inbox, Arrival arrival) {
-    boost::asio::post(
-        inbox->wakeup_.get_executor(), [inbox, arrival = std::move(arrival)]() mutable {
-          inbox->num_bytes_ += static_cast<int64_t>(arrival.event.ByteSizeLong()) + kEventBytes;
-          inbox->arrivals_.push_back(std::move(arrival));
-          inbox->wakeup_.cancel();
-        });
+  // Whether there is room for what comes next.
+  static bool Post(const std::shared_ptr<Inbox>& inbox, Arrival arrival) {
+    arrival.num_bytes = static_cast<int64_t>(arrival.event.ByteSizeLong()) + kEventBytes;
+    const int64_t untold =
+        inbox->num_untold_.fetch_add(arrival.num_bytes, std::memory_order_relaxed);
+    const bool has_room = untold + arrival.num_bytes <= kMaxUntoldBytes;
+    arrival.stops_reading = !has_room && !arrival.done;
+    boost::asio::post(inbox->wakeup_.get_executor(),
+                      [inbox, arrival = std::move(arrival)]() mutable {
+                        inbox->num_bytes_ += arrival.num_bytes;
+                        inbox->arrivals_.push_back(std::move(arrival));
+                        inbox->wakeup_.cancel();
+                      });
+    return has_room;
+  }
+  void Told(const Arrival& arrival) {
+    num_untold_.fetch_sub(arrival.num_bytes, std::memory_order_relaxed);
   }
 
   Awaitable<void> WaitFor(absl::Duration timeout) {
@@ -57,6 +73,7 @@ class CompletionRun::Inbox {
   boost::asio::steady_timer wakeup_;
   std::deque<Arrival> arrivals_;
   int64_t num_bytes_ = 0;
+  std::atomic<int64_t> num_untold_{0};  // of those posted
 };
 
 Awaitable<void> CompletionRun::Run(std::vector<v1::GenerateRequest> requests) {
@@ -74,7 +91,7 @@ Awaitable<void> CompletionRun::Run(std::vector<v1::GenerateRequest> requests) {
 template <typename Request>
 void CompletionRun::Call(size_t prompt, Request request) {
   const auto on_event = [inbox = inbox_, prompt](const v1::GenerateEvent& event) {
-    Inbox::Post(inbox, {prompt, event, std::nullopt});
+    return Inbox::Post(inbox, {prompt, event, std::nullopt});
   };
   const auto on_done = [inbox = inbox_, prompt](const grpc::Status& status) {
     Inbox::Post(inbox, {prompt, {}, status});
@@ -118,13 +135,18 @@ Awaitable<void> CompletionRun::Pump() {
     Fail({grpc::StatusCode::OUT_OF_RANGE,
           absl::StrCat("the answer is longer than ", kMaxAnswerBytes, " bytes")});
   }
-  std::deque<Arrival> arrivals = inbox_->TakeAll();
-  for (Arrival& arrival : arrivals) co_await Take(std::move(arrival));
+  const std::deque<Arrival> arrivals = inbox_->TakeAll();
+  for (const Arrival& arrival : arrivals) {
+    co_await Take(arrival);
+    if (unsent_.size() >= kMaxWriteBytes) co_await Flush();
+    inbox_->Told(arrival);
+    if (arrival.stops_reading) outputs_[arrival.prompt].call->ReadOn();
+  }
   co_await Flush();
   co_await LookAtClient();
 }
 
-Awaitable<void> CompletionRun::Take(Arrival arrival) {
+Awaitable<void> CompletionRun::Take(const Arrival& arrival) {
   if (arrival.done) {
     outputs_[arrival.prompt].call.reset();
     Ended(arrival.prompt, *arrival.done);

@@ -44,6 +44,8 @@ class CompletionRun {
     size_t prompt = 0;
     v1::GenerateEvent event;           // unless it is done
     std::optional<grpc::Status> done;  // the call's last word
+    int64_t num_bytes = 0;
+    bool stops_reading = false;  // its call's next event is read when this one has been told
   };
   class Inbox;
   // One prompt's stream, which may go on in another call.
@@ -58,7 +60,7 @@ class CompletionRun {
   absl::Duration ContinueThoseDue();
   void EndAll();
   Awaitable<void> Pump();
-  Awaitable<void> Take(Arrival arrival);
+  Awaitable<void> Take(const Arrival& arrival);
   Awaitable<void> Tell(const Arrival& arrival);
   void Ended(size_t prompt, const grpc::Status& status);
   void Fail(const grpc::Status& status);

@@ -36,9 +36,9 @@ Json ChatLogprob(const v1::Logprobs& token) {
   return entry;
 }
 
-Json ChatLogprobs(const std::vector<v1::Logprobs>& logprobs, size_t begin) {
+Json ChatLogprobs(const std::vector<v1::Logprobs>& logprobs) {
   Json content = Json::array();
-  for (size_t i = begin; i < logprobs.size(); ++i) content.push_back(ChatLogprob(logprobs[i]));
+  for (const v1::Logprobs& token : logprobs) content.push_back(ChatLogprob(token));
   return {{"content", std::move(content)}};
 }
 

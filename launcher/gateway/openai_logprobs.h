@@ -11,8 +11,8 @@ namespace lockstep {
 
 // Of a chat's token.
 nlohmann::ordered_json ChatLogprob(const v1::Logprobs& token);
-// Of its tokens from the begin-th on.
-nlohmann::ordered_json ChatLogprobs(const std::vector<v1::Logprobs>& logprobs, size_t begin);
+// Of several.
+nlohmann::ordered_json ChatLogprobs(const std::vector<v1::Logprobs>& logprobs);
 
 // The four lists that completions have, of one length.
 class CompletionLogprobs {

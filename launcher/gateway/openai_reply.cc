@@ -104,17 +104,17 @@ const std::vector<v1::Logprobs>& OpenAiReply::LogprobsTold(size_t prompt, size_t
   return output < outputs.size() && !request_.echoes_alone ? outputs[output].logprobs : kNone;
 }
 
-// From the begin-th token on; begin 0 has the prompt's before it, if that is repeated. offset: the
-// first one's, then the next one's.
-Json OpenAiReply::LogprobsOf(size_t prompt, size_t output, size_t begin, size_t& offset) const {
+// Of an output's tokens. The first ones have the prompt's before them, if that is repeated. offset:
+// the first one's, then the next one's.
+Json OpenAiReply::LogprobsOf(size_t prompt, size_t output, bool are_first, size_t& offset) const {
   const std::vector<v1::Logprobs>& logprobs = LogprobsTold(prompt, output);
-  if (request_.is_chat) return ChatLogprobs(logprobs, begin);
+  if (request_.is_chat) return ChatLogprobs(logprobs);
   CompletionLogprobs lists(offset);
-  if (begin == 0 && request_.echo) {
+  if (are_first && request_.echo) {
     lists.AddFirst(echoed_[prompt].first_token);
     for (const v1::Logprobs& entry : responses_[prompt].prompt_logprobs()) lists.Add(entry);
   }
-  for (size_t i = begin; i < logprobs.size(); ++i) lists.Add(logprobs[i]);
+  for (const v1::Logprobs& entry : logprobs) lists.Add(entry);
   offset = lists.offset();
   return lists.Take();
 }
@@ -161,8 +161,9 @@ std::vector<Json> OpenAiReply::DeltaChunks(size_t prompt, const v1::TokenDelta& 
   if (chunks.empty() && has_logprobs) chunks.push_back(TextChunk(index, "content", ""));
   if (has_logprobs) {
     chunks.back()["choices"][0]["logprobs"] =
-        LogprobsOf(prompt, delta.output_index(), told.num_tokens, told.offset);
-    told.num_tokens += static_cast<size_t>(delta.logprobs_size());
+        LogprobsOf(prompt, delta.output_index(), !told.has_logprobs, told.offset);
+    told.has_logprobs = true;
+    responses_[prompt].ForgetLogprobs(delta.output_index());
   }
   return chunks;
 }
@@ -309,7 +310,7 @@ Json OpenAiReply::LogFields() const {
 std::string OpenAiReply::LogprobsText(size_t prompt, size_t output) const {
   if (!request_.wants_logprobs()) return "null";
   size_t offset = 0;
-  if (!request_.is_chat) return DumpJson(LogprobsOf(prompt, output, 0, offset));
+  if (!request_.is_chat) return DumpJson(LogprobsOf(prompt, output, /*are_first=*/true, offset));
   std::string text = R"({"content":[)";
   for (const v1::Logprobs& entry : LogprobsTold(prompt, output)) {
     absl::StrAppend(&text, text.back() == '[' ? "" : ",", DumpJson(ChatLogprob(entry)));

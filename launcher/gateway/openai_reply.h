@@ -64,7 +64,7 @@ class OpenAiReply {
   Json ToolCallsJson(size_t index, const std::vector<ToolCall>& calls, bool is_chunk) const;
   const std::vector<v1::Logprobs>& LogprobsTold(size_t prompt, size_t output) const;
   std::string LogprobsText(size_t prompt, size_t output) const;
-  Json LogprobsOf(size_t prompt, size_t output, size_t begin, size_t& offset) const;
+  Json LogprobsOf(size_t prompt, size_t output, bool are_first, size_t& offset) const;
   Json Usage() const;
   Json UsageSoFar() const;
   size_t IndexOf(size_t prompt, size_t output) const {
@@ -76,7 +76,7 @@ class OpenAiReply {
     AssistantText text;
     bool opened = false;
     bool ended = false;
-    size_t num_tokens = 0;
+    bool has_logprobs = false;
     size_t offset = 0;  // characters
   };
 

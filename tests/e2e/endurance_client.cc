@@ -136,9 +136,11 @@ class Load {
                                      [this, call](const v1::GenerateEvent& event) {
                                        call->outcome.Add(event);
                                        const int limit = call->c.cancel_after_tokens;
-                                       if (limit < 0 || call->outcome.num_tokens() < limit) return;
+                                       if (limit < 0 || call->outcome.num_tokens() < limit)
+                                         return true;
                                        std::lock_guard lock(mutex_);  // `call` may not be set yet
                                        call->call->Cancel();
+                                       return true;
                                      },
                                  .on_done =
                                      [this, call](const grpc::Status& status) {

@@ -1,8 +1,10 @@
 // The clients' parts against a server that answers by rule.
+#include <atomic>
 #include <condition_variable>
 #include <fstream>
 #include <mutex>
 
+#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -49,6 +51,7 @@ class ClientTest : public ::testing::Test {
       completed->response.Add(event, absl::Now());
       has_token |= event.has_delta();
       changed.notify_all();
+      return true;
     };
     const auto on_done = [&](const grpc::Status& status) {
       std::lock_guard lock(mutex);
@@ -92,6 +95,56 @@ TEST_F(ClientTest, JsonHoldsEverythingAndIsValidWhateverTheBytes) {
 TEST_F(ClientTest, CancelEndsAStreamThatWouldNotEnd) {
   const auto completed = Run(Request("hang", 2), /*cancel_at_first_token=*/true);
   EXPECT_EQ(completed->status.error_code(), grpc::StatusCode::CANCELLED);
+}
+
+// After the first event nothing comes until it is asked for, of a cancelled call, too.
+TEST_F(ClientTest, WhoDoesNotReadOnGetsNothing) {
+  for (const bool cancels : {false, true}) {
+    absl::Notification first, done;
+    std::atomic<int> num_events = 0;
+    grpc::Status ended;
+    const auto on_event = [&](const v1::GenerateEvent&) {
+      if (++num_events > 1) return true;
+      first.Notify();
+      return false;
+    };
+    const auto on_done = [&](const grpc::Status& status) {
+      ended = status;
+      done.Notify();
+    };
+    GenerationCall call(*connection_, Request("hi", 3), absl::InfiniteDuration(),
+                        {on_event, on_done});
+    first.WaitForNotification();
+    if (cancels) call.Cancel();
+    EXPECT_FALSE(done.WaitForNotificationWithTimeout(absl::Milliseconds(20)));
+    EXPECT_EQ(num_events, 1);
+    call.ReadOn();
+    done.WaitForNotification();
+    EXPECT_EQ(ended.ok(), !cancels) << ended.error_message();
+    EXPECT_TRUE(cancels || num_events == 1 + 3 + 1) << num_events;
+  }
+}
+
+// As servers take only so many calls of one TCP connection.
+TEST_F(ClientTest, ManyStreamsHaveSeveralConnections) {
+  std::vector<std::shared_ptr<v1::Generation::Stub>> streams;
+  for (int i = 0; i < 4000; ++i) {
+    streams.push_back(connection_->StreamStub());
+    ASSERT_EQ(streams.back().get(), &connection_->stub());
+  }
+  const auto further = connection_->StreamStub();
+  EXPECT_NE(further.get(), &connection_->stub());
+  EXPECT_EQ(connection_->StreamStub(), further);
+  streams.pop_back();
+  EXPECT_EQ(connection_->StreamStub().get(), &connection_->stub());
+  grpc::ClientContext context;
+  v1::GetServerInfoResponse response;
+  EXPECT_TRUE(further->GetServerInfo(&context, {}, &response).ok());
+}
+
+TEST_F(ClientTest, WhatAServerSaysOfConnectionsIsItsOwnWord) {
+  const char* const words = "the ranks' daemons cannot connect to each other: see --network";
+  EXPECT_EQ(connection_->Explain({grpc::StatusCode::UNAVAILABLE, words}).message(), words);
 }
 
 TEST_F(ClientTest, ServersErrorsComeThroughAndMissingServersAreExplained) {

@@ -280,5 +280,15 @@ TEST_F(ExamTest, AFailureNamesTheQuestionAndEndsTheExam) {
   EXPECT_THAT(std::string(scores.status().message()), HasSubstr("question 2: "));
 }
 
+// Nothing is under way then that would end.
+TEST_F(ExamTest, AQuestionThatTheTemplateRefusesEndsTheExam) {
+  const ServedChatTemplate refusing =
+      *ServedChatTemplate::Make("{{ raise_exception('no') }}", v1::GetChatTemplateResponse());
+  const std::vector<Question> questions(2, Ask("echo", "say:1", "1"));
+  const auto scores = Examine(*connection_, questions,
+                              {.chat_template = &refusing, .concurrency = 1}, interrupts_, nullptr);
+  EXPECT_THAT(std::string(scores.status().message()), HasSubstr("question 1: "));
+}
+
 }  // namespace
 }  // namespace lockstep

@@ -1,5 +1,6 @@
 #include "tests/launcher/fake_server.h"
 
+#include <atomic>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
@@ -9,6 +10,7 @@ namespace lockstep::testing {
 class FakeServer::Service final : public v1::Generation::Service {
  public:
   explicit Service(std::string chat_template) : chat_template_(std::move(chat_template)) {}
+  int64_t num_flooded() const { return num_flooded_; }
 
   grpc::Status Generate(grpc::ServerContext* context, const v1::GenerateRequest* request,
                         grpc::ServerWriter<v1::GenerateEvent>* writer) override {
@@ -42,7 +44,7 @@ class FakeServer::Service final : public v1::Generation::Service {
     while (request->text() == "flood" && !context->IsCancelled()) {
       v1::GenerateEvent event;
       event.mutable_delta()->set_text(std::string(1 << 20, 'x'));
-      writer->Write(event);
+      if (writer->Write(event)) ++num_flooded_;
     }
     const int num_outputs = std::max(1, request->sampling().num_outputs());
     for (int token = 0; token < request->stop().max_tokens(); ++token) {
@@ -134,6 +136,7 @@ class FakeServer::Service final : public v1::Generation::Service {
   }
 
   const std::string chat_template_;
+  std::atomic<int64_t> num_flooded_{0};
 };
 
 FakeServer::FakeServer(std::string chat_template)
@@ -145,6 +148,8 @@ FakeServer::FakeServer(std::string chat_template)
   server_ = builder.BuildAndStart();
   address_ = absl::StrCat("127.0.0.1:", port);
 }
+
+int64_t FakeServer::num_flooded() const { return service_->num_flooded(); }
 
 FakeServer::~FakeServer() { server_->Shutdown(std::chrono::system_clock::now()); }
 

@@ -2,6 +2,7 @@
 // model.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -24,6 +25,7 @@ class FakeServer {
   explicit FakeServer(std::string chat_template = "");
   ~FakeServer();
   const std::string& address() const { return address_; }
+  int64_t num_flooded() const;  // messages of 1 MiB that "flood" has got rid of
 
  private:
   class Service;

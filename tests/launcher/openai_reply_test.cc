@@ -32,6 +32,7 @@ class OpenAiReplyTest : public ::testing::Test {
  protected:
   void Send(size_t prompt, v1::GenerateEvent event) {
     reply_->Add(prompt, event);
+    whole_->Add(prompt, event);
     for (Json& chunk : reply_->Chunks(prompt, event)) chunks_.push_back(std::move(chunk));
   }
 
@@ -73,15 +74,18 @@ class OpenAiReplyTest : public ::testing::Test {
     Send(prompt, event);
   }
 
-  void Make(size_t num_prompts) {
+  void Make(size_t num_prompts, const AssistantForm& form = {}) {
     std::vector<EchoedPrompt> echoed;
     if (request_.echo) echoed.assign(num_prompts, {"xy", "x"});
-    reply_ = std::make_unique<OpenAiReply>(request_, num_prompts, "m", absl::FromUnixSeconds(5),
-                                           std::move(echoed));
+    for (auto* reply : {&reply_, &whole_}) {
+      *reply = std::make_unique<OpenAiReply>(request_, num_prompts, "m", absl::FromUnixSeconds(5),
+                                             echoed, form);
+    }
   }
 
   OpenAiRequest request_;
-  std::unique_ptr<OpenAiReply> reply_;
+  std::unique_ptr<OpenAiReply> reply_;  // a stream
+  std::unique_ptr<OpenAiReply> whole_;  // the same answer at once
   std::vector<Json> chunks_;
 };
 
@@ -90,7 +94,7 @@ TEST_F(OpenAiReplyTest, ACompletionHasItsOutputsInOrderAndTheirUsage) {
   Make(2);
   SendAll(1);
   SendAll(0);
-  const Json whole = Json::parse(reply_->WholeText());
+  const Json whole = Json::parse(whole_->WholeText());
   EXPECT_EQ(whole["id"], "cmpl-r0");
   EXPECT_EQ(whole["object"], "text_completion");
   EXPECT_EQ(whole["created"], 5);
@@ -142,12 +146,12 @@ TEST_F(OpenAiReplyTest, AnEchoAloneTellsNoToken) {
   request_.options.mutable_output()->set_logprobs(0);
   Make(1);
   SendAll(0);
-  const Json choice = Json::parse(reply_->WholeText())["choices"][0];
+  const Json choice = Json::parse(whole_->WholeText())["choices"][0];
   EXPECT_EQ(choice["text"], "xy");
   EXPECT_EQ(choice["finish_reason"], "length");
   EXPECT_TRUE(choice["stop_reason"].is_null());
   EXPECT_EQ(choice["logprobs"]["tokens"], Json({"x", "y"}));
-  EXPECT_EQ(Json::parse(reply_->WholeText())["usage"]["completion_tokens"], 0);
+  EXPECT_EQ(Json::parse(whole_->WholeText())["usage"]["completion_tokens"], 0);
   std::string text;
   for (const Json& chunk : chunks_) text += chunk["choices"][0]["text"].get<std::string>();
   EXPECT_EQ(text, "xy");
@@ -165,7 +169,7 @@ TEST_F(OpenAiReplyTest, AChatBeginsWithItsRole) {
   EXPECT_EQ(chunks_[1]["choices"][0]["delta"], Json({{"content", "a"}}));
   EXPECT_EQ(chunks_[3]["choices"][0]["delta"], Json::object());
   EXPECT_EQ(chunks_[3]["choices"][0]["finish_reason"], "stop");
-  const Json whole = Json::parse(reply_->WholeText());
+  const Json whole = Json::parse(whole_->WholeText());
   EXPECT_EQ(whole["object"], "chat.completion");
   EXPECT_EQ(whole["choices"][0]["message"]["content"], "a\xC3\xA9");
 }
@@ -194,7 +198,7 @@ TEST_F(OpenAiReplyTest, LogprobsOfACompletionAreFourListsOfOneLength) {
   request_.options.mutable_output()->set_logprobs(1);
   Make(1);
   SendAll(0);
-  const Json choice = Json::parse(reply_->WholeText())["choices"][0];
+  const Json choice = Json::parse(whole_->WholeText())["choices"][0];
   EXPECT_EQ(choice["text"], "xya\xC3\xA9");
   const Json& logprobs = choice["logprobs"];
   EXPECT_EQ(logprobs["tokens"], Json({"x", "y", "a", "bytes:\\xc3", "bytes:\\xa9"}));
@@ -226,7 +230,7 @@ TEST_F(OpenAiReplyTest, StreamedLogprobsAreThoseOfTheWhole) {
   request_.options.mutable_output()->set_logprobs(1);
   Make(1);
   SendAll(0);
-  const Json whole = Json::parse(reply_->WholeText())["choices"][0]["logprobs"];
+  const Json whole = Json::parse(whole_->WholeText())["choices"][0]["logprobs"];
   std::string text;
   Json parts = {{"tokens", Json::array()}, {"text_offset", Json::array()}};
   for (const Json& chunk : chunks_) {
@@ -247,7 +251,7 @@ TEST_F(OpenAiReplyTest, LogprobsOfAChatHaveBytes) {
   request_.options.mutable_output()->set_logprobs(1);
   Make(1);
   SendAll(0);
-  const Json content = Json::parse(reply_->WholeText())["choices"][0]["logprobs"]["content"];
+  const Json content = Json::parse(whole_->WholeText())["choices"][0]["logprobs"]["content"];
   ASSERT_EQ(content.size(), 3u);
   EXPECT_EQ(content[0]["token"], "a");
   EXPECT_EQ(content[0]["top_logprobs"][0]["token"], "b");
@@ -283,7 +287,7 @@ TEST_F(OpenAiReplyTest, AWildServerIsBorne) {
   event.mutable_finished()->set_output_index(7);
   Send(0, event);
   EXPECT_TRUE(chunks_.empty());
-  EXPECT_EQ(Json::parse(reply_->WholeText())["choices"].size(), 1u);
+  EXPECT_EQ(Json::parse(whole_->WholeText())["choices"].size(), 1u);
 }
 
 TEST(OpenAiErrorTest, SaysInHttpWhatTheStatusSays) {
@@ -374,7 +378,7 @@ TEST_F(ToolReplyTest, ACallIsToldAtTheEndAndNoTextOfIt) {
   EXPECT_EQ(call, Json::parse(R"({"index": 0, "type": "function",
                                   "function": {"name": "add", "arguments": "{\"a\":1}"}})"));
   EXPECT_EQ(Last(0)["finish_reason"], "tool_calls");
-  const Json choice = Json::parse(reply_->WholeText())["choices"][0];
+  const Json choice = Json::parse(whole_->WholeText())["choices"][0];
   EXPECT_TRUE(choice["message"]["content"].is_null());
   EXPECT_EQ(choice["message"]["tool_calls"][0]["function"]["name"], "add");
   EXPECT_FALSE(choice["message"]["tool_calls"][0].contains("index"));
@@ -389,7 +393,7 @@ TEST_F(ToolReplyTest, ATextThatMustBeSomethingElseIsNoCall) {
   Say(text);
   EXPECT_EQ(Content(), text);
   EXPECT_EQ(Last(0)["finish_reason"], "stop");
-  const Json message = Json::parse(reply_->WholeText())["choices"][0]["message"];
+  const Json message = Json::parse(whole_->WholeText())["choices"][0]["message"];
   EXPECT_EQ(message["content"], text);
   EXPECT_FALSE(message.contains("tool_calls"));
   request_.options.mutable_constraint()->mutable_tool_calls();
@@ -404,7 +408,7 @@ TEST_F(ToolReplyTest, TextIsToldAsItComes) {
   EXPECT_EQ(Content(), "Three plus four is seven.");
   EXPECT_GT(chunks_.size(), 8u);
   EXPECT_EQ(Last(0)["finish_reason"], "stop");
-  EXPECT_FALSE(Json::parse(reply_->WholeText())["choices"][0]["message"].contains("tool_calls"));
+  EXPECT_FALSE(Json::parse(whole_->WholeText())["choices"][0]["message"].contains("tool_calls"));
 }
 
 TEST_F(ToolReplyTest, WhatLookedLikeACallIsTextAfterAll) {
@@ -417,14 +421,14 @@ TEST_F(ToolReplyTest, TextBeforeACallIsContent) {
   Say("I add.<tool_call>{\"name\": \"add\"}</tool_call>");
   EXPECT_EQ(Content(), "I add.");
   EXPECT_EQ(Last(0)["finish_reason"], "tool_calls");
-  EXPECT_EQ(Json::parse(reply_->WholeText())["choices"][0]["message"]["content"], "I add.");
+  EXPECT_EQ(Json::parse(whole_->WholeText())["choices"][0]["message"]["content"], "I add.");
 }
 
 TEST_F(ToolReplyTest, ACallThatWasCutOffEndsByItsLength) {
   Say(R"({"name": "add", "param)", v1::FINISH_REASON_LENGTH);
   EXPECT_EQ(Content(), R"({"name": "add", "param)");
   EXPECT_EQ(Last(0)["finish_reason"], "length");
-  const Json choice = Json::parse(reply_->WholeText())["choices"][0];
+  const Json choice = Json::parse(whole_->WholeText())["choices"][0];
   EXPECT_EQ(choice["message"]["content"], R"({"name": "add", "param)");
   EXPECT_FALSE(choice["message"].contains("tool_calls"));
 }
@@ -433,12 +437,10 @@ class ThinkingReplyTest : public ChatReplyTest {
  protected:
   void Say(const std::string& text, v1::Thought thought) {
     chunks_.clear();
-    reply_ = std::make_unique<OpenAiReply>(request_, 1, "m", absl::FromUnixSeconds(5),
-                                           std::vector<EchoedPrompt>(),
-                                           AssistantForm{.thought = thought});
+    Make(1, {.thought = thought});
     ChatReplyTest::Say(text);
   }
-  Json Message() const { return Json::parse(reply_->WholeText())["choices"][0]["message"]; }
+  Json Message() const { return Json::parse(whole_->WholeText())["choices"][0]["message"]; }
 };
 
 TEST_F(ThinkingReplyTest, ThoughtsAreAFieldOfTheirOwn) {

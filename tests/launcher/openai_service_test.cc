@@ -242,6 +242,21 @@ TEST_F(OpenAiServiceTest, AnswersWithoutEndAreEnded) {
   EXPECT_THAT(stream, HasSubstr("data: [DONE]"));
 }
 
+// What a client does not read stays at the server.
+TEST_F(OpenAiServiceTest, WhoDoesNotReadIsNotReadFor) {
+  RawClient client(http_->port());
+  client.Send(PostJson("/v1/completions", R"({"prompt": "flood", "stream": true})"));
+  client.ReadUntil("data: ");
+  int64_t seen = -1;
+  for (int64_t now = 0; seen != now; now = fake_.num_flooded()) {
+    seen = now;
+    absl::SleepFor(absl::Milliseconds(300));  // in which 64 MiB would come
+  }
+  EXPECT_GE(seen, 1);
+  EXPECT_LT(seen, 40) << "of 64 it would be told that they are too many";
+  EXPECT_THAT(client.ReadAll(), HasSubstr("the answer is longer than 67108864 bytes"));
+}
+
 TEST_F(OpenAiServiceTest, AStreamThatBreaksAfterItsLastEventIsComplete) {
   EXPECT_THAT(Complete(R"({"prompt": "break", "max_tokens": 1})"), HasSubstr("200 OK"));
 }
