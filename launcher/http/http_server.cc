@@ -142,21 +142,31 @@ class HttpServer::Acceptor : public std::enable_shared_from_this<Acceptor> {
         if (!error) self->Serve(std::move(socket));
       }
       if ((!error && !is_full) || self->state_.is_draining) continue;
-      const bool makes_room = !error && self->CloseOneThatIsIdle();
+      const bool makes_room = !error && self->CloseOneThatWaits();
       self->pause_.expires_after(makes_room ? kTimeToEnd : kPauseAfterError);
       co_await self->pause_.async_wait(told());
     }
   }
 
-  // The one that has been for the longest time.
-  bool CloseOneThatIsIdle() {
+  // The one that does nothing for the longest time; else who makes us wait for a body for long.
+  bool CloseOneThatWaits() {
+    HttpConnection* const idle = Longest(&HttpConnection::idle_since);
+    HttpConnection* const reading = Longest(&HttpConnection::reading_since);
+    HttpConnection* const first = idle != nullptr ? idle : reading;
+    if (first == nullptr) return false;
+    const absl::Time latest = SteadyNow() - state_.limits.body_timeout_when_full;
+    if (idle == nullptr && reading->reading_since() > latest) return false;
+    first->Close();
+    return true;
+  }
+
+  HttpConnection* Longest(std::optional<absl::Time> (HttpConnection::*since)() const) const {
     HttpConnection* first = nullptr;
     for (HttpConnection* connection : connections_) {
-      if (!connection->idle_since()) continue;
-      if (first == nullptr || connection->idle_since() < first->idle_since()) first = connection;
+      const std::optional<absl::Time> time = (connection->*since)();
+      if (time && (first == nullptr || *time < *(first->*since)())) first = connection;
     }
-    if (first != nullptr) first->Close();
-    return first != nullptr;
+    return first;
   }
 
   void Serve(tcp::socket socket) {

@@ -22,8 +22,8 @@
 namespace lockstep {
 
 struct HttpLimits {
-  // With more, those end that have been between requests the longest; others wait in the listen
-  // queue.
+  // With more, those end that have been between requests the longest, else those whose bodies are
+  // awaited the longest; others wait in the listen queue.
   int max_connections = 1024;
   uint32_t max_header_bytes = 16 << 10;
   int64_t max_body_bytes = 8 << 20;
@@ -34,6 +34,7 @@ struct HttpLimits {
   int64_t short_bytes = 64 << 10;  // bodies of which are there before the handler is called
   absl::Duration header_timeout = absl::Seconds(30);
   absl::Duration body_timeout = absl::Seconds(60);
+  absl::Duration body_timeout_when_full = absl::Seconds(3);
   absl::Duration write_timeout = absl::Seconds(60);  // for each piece of an answer
   absl::Duration idle_timeout = absl::Seconds(75);   // between requests
 };

@@ -202,6 +202,7 @@ Awaitable<std::optional<HttpReply>> HttpSession<Stream>::ReadBody() {
     if (request_.body.empty()) request_.body = std::move(parser_->get().body());
     co_return refusal;
   }
+  reading_since_ = SteadyNow();
   ExpireAfter(state_.limits.body_timeout);
   if (boost::beast::iequals(parser_->get()[http::field::expect], "100-continue")) {
     http::response<http::empty_body> go_on{http::status::continue_, version_};
@@ -215,6 +216,7 @@ Awaitable<std::optional<HttpReply>> HttpSession<Stream>::ReadBody() {
       refusal->retry_after_seconds = 1;
     }
   }
+  reading_since_.reset();
   if (error) refusal = RefusalOf(error).value_or(state_.refusal(408, "the body did not come"));
   if (!refusal) request_.body = std::move(parser_->get().body());
   co_return refusal;

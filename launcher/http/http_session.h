@@ -40,6 +40,8 @@ class HttpConnection {
   virtual ~HttpConnection() = default;
   // Since when it has been between requests; none = it is not.
   virtual std::optional<absl::Time> idle_since() const = 0;
+  // And since when a request's body is awaited; none = it is not.
+  virtual std::optional<absl::Time> reading_since() const = 0;
   virtual void Close() = 0;  // whatever waits for it goes on with an error
 };
 
@@ -75,6 +77,7 @@ class HttpSession final : public HttpConnection, private HttpExchange {
   Awaitable<void> Run();
 
   std::optional<absl::Time> idle_since() const override { return idle_since_; }
+  std::optional<absl::Time> reading_since() const override { return reading_since_; }
   void Close() override {
     boost::system::error_code ignored;
     Socket().socket().close(ignored);
@@ -119,6 +122,7 @@ class HttpSession final : public HttpConnection, private HttpExchange {
   bool is_head_ = false;     // answers have no body
   std::string page_;         // WebOrigins::Permitted
   std::optional<absl::Time> idle_since_ = SteadyNow();
+  std::optional<absl::Time> reading_since_;
 };
 
 }  // namespace lockstep

@@ -427,6 +427,21 @@ TEST(HttpServerTest, WhoIsIdleMakesRoomTheLongestFirst) {
   EXPECT_THAT(first.ReadAll(), HasSubstr("GET /c ."));
 }
 
+// Nor by announcing bodies that do not come.
+TEST(HttpServerTest, SoDoesWhoseBodyIsAwaitedForLong) {
+  HttpServerOptions options;
+  options.limits.max_connections = 2;
+  options.limits.body_timeout_when_full = absl::Milliseconds(5);
+  RunningHttpServer server(options, &Repeat);
+  RawClient first(server.port()), second(server.port());
+  for (RawClient* client : {&first, &second}) {
+    client->Send("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nx");
+  }
+  RawClient third(server.port());
+  third.Send(Get("/b", kLast));
+  EXPECT_THAT(third.ReadAll(), HasSubstr("GET /b ."));
+}
+
 TEST(HttpServerTest, DrainingEndsIdleConnectionsAndLetsAnswersEnd) {
   std::atomic<bool> may_go_on = false;
   RunningHttpServer server({}, [&](HttpExchange& exchange) -> Awaitable<void> {
