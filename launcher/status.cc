@@ -58,10 +58,10 @@ double Percent(int64_t part, int64_t whole) {
 
 void AppendModel(const v1::GetServerInfoResponse& info, std::string& out) {
   absl::StrAppendFormat(&out, "model     %s, %s parameters, %s\n", TerminalText(info.model_name()),
-                        FormatCount(info.num_parameters()), info.weight_dtype());
+                        FormatCount(info.num_parameters()), TerminalText(info.weight_dtype()));
   absl::StrAppendFormat(&out, "layout    tp %d x pp %d, %s; version %s\n", info.tensor_parallel(),
                         info.pipeline_parallel(), Counted(info.num_replicas(), "replica"),
-                        info.version());
+                        TerminalText(info.version()));
   const std::string length =
       info.max_model_len() > 0
           ? absl::StrCat(FormatCount(info.max_model_len()), " tokens per sequence")

@@ -241,7 +241,7 @@ void AddControllerFlags(CLI::App& command, ControllerFlags& flags) {
       .add_option("--max-queue", flags.max_queue,
                   "waiting requests of each replica; when all have so many, more are refused")
       ->type_name("N")
-      ->check(Between(1, 1 << 24))
+      ->check(Between(1, 1 << 20))
       ->capture_default_str()
       ->group("Limits");
   command

@@ -10,6 +10,8 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "kernels/base/status_macros.h"
 
 namespace lockstep {
@@ -118,8 +120,10 @@ void WeightMemory::Serve() const {
     const Fd peer(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
     if (peer.valid()) {
       Answer(peer);
+    } else if (errno == EINVAL || errno == EBADF) {
+      return;  // shut down
     } else if (errno != EINTR && errno != ECONNABORTED) {
-      return;
+      absl::SleepFor(absl::Milliseconds(10));  // descriptors or memory are short: for a while
     }
   }
 }

@@ -293,9 +293,14 @@ bool IsCopied(const std::string& name) {
 absl::Status CopyFile(const fs::directory_entry& from, const fs::path& output) {
   constexpr uintmax_t kMaxBytes = 256 << 20;
   std::error_code error;
-  if (from.is_regular_file(error) && from.file_size(error) <= kMaxBytes && !error) {
-    fs::copy_file(from.path(), output / from.path().filename(), error);
+  if (!from.is_regular_file(error) && !error) return absl::OkStatus();
+  const uintmax_t num_bytes = error ? 0 : from.file_size(error);
+  if (!error && num_bytes > kMaxBytes) {
+    return absl::InvalidArgumentError(absl::StrCat(from.path().string(), " has ", num_bytes,
+                                                   " bytes, at most ", kMaxBytes,
+                                                   " are copied beside the weights"));
   }
+  if (!error) fs::copy_file(from.path(), output / from.path().filename(), error);
   if (!error) return absl::OkStatus();
   return absl::UnavailableError(absl::StrCat(from.path().string(), ": ", error.message()));
 }

@@ -56,7 +56,6 @@ absl::Status CheckSpeculation(const ControllerOptions& options) {
                                                  options.max_batched_tokens));
 }
 
-// A token without TLS could be read on its way, so it makes no difference here.
 std::string DrawSecret() {
   unsigned char bytes[32];
   LS_CHECK_EQ(getrandom(bytes, sizeof(bytes), 0), static_cast<ssize_t>(sizeof(bytes)));

@@ -250,8 +250,13 @@ bool Journal::Accept(const v1::JournaledRequest& request, uint64_t holder, absl:
   const int64_t num_bytes = static_cast<int64_t>(record.ByteSizeLong()) + 8;
   absl::MutexLock lock(&mutex_);
   DropExpired(now);
-  if (const auto old = entries_.find(name); old != entries_.end()) Remove(old);
-  if (!MakeRoom(num_bytes) || !Append(record)) return false;
+  const auto old = entries_.find(name);
+  const bool replaces = old != entries_.end();
+  if (replaces) Remove(old);
+  if (!MakeRoom(num_bytes) || !Append(record)) {
+    if (replaces) Append(Ended(name));  // else it would come back
+    return false;
+  }
   entries_[name] = {request, num_bytes, holder, absl::InfiniteFuture()};
   live_bytes_ += num_bytes;
   return true;
