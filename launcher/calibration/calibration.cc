@@ -206,13 +206,15 @@ class Calibration {
     JobOutput output;
     std::string last_words;
     bool by_rank = false;  // then mpirun, which laments after them, says nothing new
+    const auto hear = [&](const std::vector<JobLine>& lines) {
+      for (const JobLine& each : lines) {
+        if (by_rank && !each.rank) continue;
+        by_rank = each.rank.has_value();
+        last_words = std::string(absl::StripPrefix(each.text, "lockstep calibrate-rank: "));
+      }
+    };
     ASSIGN_OR_RETURN(const auto job, JobSupervisor::Start(spec, [&](absl::string_view line) {
-                       for (const JobLine& each : output.Take(line)) {
-                         if (by_rank && !each.rank) continue;
-                         by_rank = each.rank.has_value();
-                         last_words =
-                             std::string(absl::StripPrefix(each.text, "lockstep calibrate-rank: "));
-                       }
+                       hear(output.Take(line));
                      }));
     const absl::Time deadline = SteadyNow() + options_.most_time;
     while (!job->Wait(SteadyNow())) {
@@ -230,6 +232,7 @@ class Calibration {
       }
     }
     if (job->exit()->code == 0 && job->exit()->signal == 0) return absl::OkStatus();
+    hear(output.Finish());
     return absl::UnavailableError(
         absl::StrCat("the ranks failed (", job->exit()->ToString(), ")",
                      last_words.empty() ? "" : absl::StrCat(": ", last_words)));

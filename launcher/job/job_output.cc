@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <initializer_list>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -257,6 +258,14 @@ std::vector<JobLine> JobOutput::Take(absl::string_view line) {
   std::vector<std::string> lines = std::move(banner->second);
   banners_.erase(banner);
   return EndBanner(parsed.rank, std::move(lines));
+}
+
+std::vector<JobLine> JobOutput::Finish() {
+  std::vector<JobLine> shown;
+  for (auto& [rank, banner] : std::exchange(banners_, {})) {
+    std::ranges::move(EndBanner(rank, std::move(banner)), std::back_inserter(shown));
+  }
+  return shown;
 }
 
 std::vector<JobLine> JobOutput::EndBanner(std::optional<int> rank,

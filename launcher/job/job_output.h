@@ -79,6 +79,8 @@ class JobOutput {
   // held back until they are complete. What a rank notices that another one has noticed in the same
   // words is left out.
   std::vector<JobLine> Take(absl::string_view line);
+  // The job has ended: what is left of banners that it began.
+  std::vector<JobLine> Finish();
 
   // Why ranks could not be started, as far as the words of mpirun and its remote shell, or of srun,
   // tell.

@@ -216,6 +216,7 @@ void ServeSession::HandleOutputs() {
     HandleEvents();
     if (!job.process || state_ == State::kStopping) continue;
     job.process->Wait(SteadyNow() + kLastWordsTimeout);
+    for (const JobLine& left : job.output.Finish()) HandleJobLine(job, left);
     const std::string& start_failure = job.output.start_failure();
     const bool may_restart = has_served_ || job.words.killed.has_value() ||
                              (job.words.rank_error.empty() && start_failure.empty());

@@ -1,5 +1,9 @@
 #include "launcher/job/job_output.h"
 
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -7,6 +11,7 @@ namespace lockstep {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 TEST(JobLineTest, KnowsWhoWroteIt) {
@@ -166,7 +171,7 @@ TEST_F(JobOutputTest, AKilledRankIsHeardOfInItsBanner) {
                      "mpirun noticed that process rank 1 with PID 41 on node vm exited on signal 9 "
                      "(Killed).",
                      kRule}),
-              ElementsAre(::testing::HasSubstr("noticed that process rank 1")));
+              ElementsAre(HasSubstr("noticed that process rank 1")));
 }
 
 TEST_F(JobOutputTest, HowOftenABannerWasLeftOutIsNoNews) {
@@ -176,9 +181,26 @@ TEST_F(JobOutputTest, HowOftenABannerWasLeftOutIsNoNews) {
 }
 
 TEST_F(JobOutputTest, AnEndlessBannerIsShownInTheEnd) {
-  size_t shown = Shown({kRule}).size();
-  for (int i = 0; i < 1000; ++i) shown += Shown({"something"}).size();
-  EXPECT_GE(shown, 999u);
+  std::vector<std::string> wanted;
+  std::vector<std::string> shown = Shown({kRule});
+  for (int i = 0; i < 1000; ++i) {
+    wanted.push_back(absl::StrCat("line ", i));
+    for (std::string& line : Shown({wanted.back().c_str()})) shown.push_back(std::move(line));
+  }
+  EXPECT_EQ(shown, wanted);
+}
+
+// Its last words are there.
+TEST_F(JobOutputTest, ABannerThatTheJobCutIsShown) {
+  EXPECT_THAT(Shown({kRule, "the rank says", "why it ends"}), IsEmpty());
+  std::vector<std::string> left;
+  for (const JobLine& line : output_.Finish()) left.push_back(line.text);
+  EXPECT_THAT(left, ElementsAre("the rank says", "why it ends"));
+  EXPECT_THAT(output_.Finish(), IsEmpty());
+  EXPECT_THAT(Shown({"goes on"}), ElementsAre("goes on"));
+  Shown({kRule, "ORTE was unable to reliably start one or more daemons."});
+  EXPECT_THAT(output_.Finish(), IsEmpty());
+  EXPECT_THAT(output_.start_failure(), HasSubstr("mpirun could not start ranks on all hosts"));
 }
 
 TEST_F(JobOutputTest, TheRemoteShellsWordsAreTheReason) {
@@ -204,7 +226,7 @@ TEST_F(JobOutputTest, AWarningIsNotTheReason) {
   EXPECT_THAT(output_.start_failure(), ::testing::EndsWith(refused));
   output_ = JobOutput();
   Shown({added, race, kRule, "ORTE has lost communication with a remote daemon.", kRule});
-  EXPECT_THAT(output_.start_failure(), ::testing::HasSubstr("see --network"));
+  EXPECT_THAT(output_.start_failure(), HasSubstr("see --network"));
 }
 
 TEST_F(JobOutputTest, ASlurmWithoutPmixIsTheReason) {
@@ -213,8 +235,7 @@ TEST_F(JobOutputTest, ASlurmWithoutPmixIsTheReason) {
         "srun: error: \"--mpi=pmix\" -- long invalid MPI type, --mpi=list for acceptable types."}) {
     output_ = JobOutput();
     EXPECT_THAT(Shown({line}), ElementsAre(line));
-    EXPECT_THAT(output_.start_failure(),
-                ::testing::HasSubstr("this Slurm has no PMIx; give --hosts"));
+    EXPECT_THAT(output_.start_failure(), HasSubstr("this Slurm has no PMIx; give --hosts"));
   }
   output_ = JobOutput();
   Shown({"0: srun: error: Invalid MPI type 'pmix'", "srun: error: Unable to create step"});
