@@ -68,8 +68,6 @@ void Scheduler::SchedulePrompts() {
       break;
     }
   }
-  // Perhaps for many steps.
-  if (last == Outcome::kAwaitsBlocks) AdmitShortPrompts();
 }
 
 // A prompt that takes more than this step leaves a quarter of it to those behind it that need no
@@ -108,6 +106,8 @@ void Scheduler::AdmitShortPrompts() {
       outcome = leaves_room(*next) ? TryAdmit(*next, budget_) : Outcome::kRefused;
     }
     if (outcome == Outcome::kRefused) return;
+    // What passes grows, and would take the room that its blocks come back to, again and again.
+    if (passed == next && outcome == Outcome::kAwaitsBlocks) return;
     next = NextBehind(*next);
   }
 }
@@ -205,7 +205,10 @@ std::optional<Scheduler::Admission> Scheduler::FindRoom(const Sequence& sequence
     return std::nullopt;
   }
   Admission admission = LookUp(sequence);
-  if (pool_.num_available() >= admission.need + reserve) return admission;
+  if (pool_.num_available() >= admission.need + reserve) {
+    if (blocked_.sequence == &sequence) blocked_.sequence = nullptr;
+    return admission;
+  }
   blocked_ = {&sequence, admission.need, std::move(admission.cached.nodes)};
   return std::nullopt;
 }

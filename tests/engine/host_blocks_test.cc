@@ -360,28 +360,17 @@ TEST_F(PrefetchTest, OfSeveralThatWaitTheFirstComesFirst) {
   EXPECT_THAT(plans[3].prefetched, IsEmpty());
 }
 
-// Who can run at once does, where that leaves room for who waits.
-TEST_F(PrefetchTest, OthersPassMeanwhile) {
+// They would grow into the room that it needs.
+TEST_F(PrefetchTest, NobodyPassesMeanwhile) {
   Begin();
   Add(Of(20, 21, 20));
   Add(Of(21, 9, 50));
+  for (int step = 0; step < 2; ++step) {
+    EXPECT_THAT(Next().opened, IsEmpty());
+    Commit();
+  }
   const StepPlan plan = Next();
-  EXPECT_THAT(plan.prefetched, SizeIs(3));
-  ASSERT_THAT(plan.opened, SizeIs(1));
-  EXPECT_EQ(plan.opened[0].tokens.front(), 50);
-}
-
-TEST_F(PrefetchTest, ButNotInTheRoomOfWhoWaits) {
-  config_.num_blocks = 38;
-  Begin();
-  Add(Of(20, 21, 20));          // six blocks
-  Add(Of(21, 4 * 30 + 1, 50));  // 31 of 37
-  EXPECT_THAT(Next().opened, IsEmpty());
-  Commit();
-  EXPECT_THAT(Next().opened, IsEmpty());
-  Commit();
-  const StepPlan plan = Next();
-  ASSERT_THAT(plan.opened, SizeIs(1));
+  ASSERT_THAT(plan.opened, SizeIs(2));
   EXPECT_EQ(plan.opened[0].tokens.front(), 20);
 }
 
