@@ -23,8 +23,8 @@ constexpr char kStillHere[] = ": waiting\n\n";  // a comment (HTML Standard, ser
 // Of one answer, as messages: what has come is kept, to be sent at the end, or to go on with it
 // where the server comes back.
 constexpr int64_t kMaxAnswerBytes = 64 << 20;
-// Of that, what its client has not been told. More stays at the server, which merges what nobody
-// reads.
+// Of that, what a client has not been told; more stays at the server, which merges what nobody
+// reads. What comes before a stream begins (not all its prompts are accepted yet) counts as told.
 constexpr int64_t kMaxUntoldBytes = 64 << 10;
 // Of a stream, written before others have their turn.
 constexpr size_t kMaxWriteBytes = 64 << 10;

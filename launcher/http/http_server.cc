@@ -148,7 +148,8 @@ class HttpServer::Acceptor : public std::enable_shared_from_this<Acceptor> {
     }
   }
 
-  // The one that does nothing for the longest time; else who makes us wait for a body for long.
+  // The one that does nothing for the longest time; else who makes us wait for the rest of a
+  // request for long.
   bool CloseOneThatWaits() {
     HttpConnection* const idle = Longest(&HttpConnection::idle_since);
     HttpConnection* const reading = Longest(&HttpConnection::reading_since);

@@ -22,8 +22,8 @@
 namespace lockstep {
 
 struct HttpLimits {
-  // With more, those end that have been between requests the longest, else those whose bodies are
-  // awaited the longest; others wait in the listen queue.
+  // With more, those end that have been between requests the longest, else those the rest
+  // of whose requests is awaited the longest; others wait in the listen queue.
   int max_connections = 1024;
   uint32_t max_header_bytes = 16 << 10;
   int64_t max_body_bytes = 8 << 20;

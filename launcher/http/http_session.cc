@@ -87,10 +87,11 @@ Awaitable<bool> HttpSession<Stream>::ServeOne() {
   parser_->header_limit(state_.limits.max_header_bytes);
   parser_->body_limit(static_cast<uint64_t>(state_.limits.max_body_bytes));
   ErrorCode error;
-  if (buffer_.size() == 0) idle_since_ = SteadyNow();
+  (buffer_.size() == 0 ? idle_since_ : reading_since_) = SteadyNow();
   ExpireAfter(keep_alive_ ? state_.limits.idle_timeout : state_.limits.header_timeout);
   co_await http::async_read_header(stream_, buffer_, *parser_, Told(error));
   idle_since_.reset();
+  reading_since_.reset();
   const auto& header = parser_->get();
   version_ = error ? 11 : header.version();
   is_head_ = !error && header.method() == http::verb::head;

@@ -40,7 +40,7 @@ class HttpConnection {
   virtual ~HttpConnection() = default;
   // Since when it has been between requests; none = it is not.
   virtual std::optional<absl::Time> idle_since() const = 0;
-  // And since when a request's body is awaited; none = it is not.
+  // And since when the rest of a request, of which some has come; none = it is not awaited.
   virtual std::optional<absl::Time> reading_since() const = 0;
   virtual void Close() = 0;  // whatever waits for it goes on with an error
 };

@@ -110,18 +110,17 @@ WeightMemory::WeightMemory(std::vector<Fd> files, fs::path socket, Fd listener)
       thread_([this] { Serve(); }) {}
 
 WeightMemory::~WeightMemory() {
+  is_ending_ = true;
   ::shutdown(listener_.get(), SHUT_RDWR);  // wakes accept
   thread_.join();
   ::unlink(socket_.c_str());
 }
 
 void WeightMemory::Serve() const {
-  while (true) {
+  while (!is_ending_) {
     const Fd peer(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
     if (peer.valid()) {
       Answer(peer);
-    } else if (errno == EINVAL || errno == EBADF) {
-      return;  // shut down
     } else if (errno != EINTR && errno != ECONNABORTED) {
       absl::SleepFor(absl::Milliseconds(10));  // descriptors or memory are short: for a while
     }

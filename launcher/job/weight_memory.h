@@ -7,6 +7,7 @@
 // which /proc does not show them another process's files.
 #pragma once
 
+#include <atomic>
 #include <filesystem>
 #include <memory>
 #include <thread>
@@ -42,6 +43,7 @@ class WeightMemory {
   const std::vector<Fd> files_;
   const std::filesystem::path socket_;
   const Fd listener_;
+  std::atomic<bool> is_ending_{false};
   std::thread thread_;
 };
 

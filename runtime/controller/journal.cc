@@ -254,7 +254,8 @@ bool Journal::Accept(const v1::JournaledRequest& request, uint64_t holder, absl:
   const bool replaces = old != entries_.end();
   if (replaces) Remove(old);
   if (!MakeRoom(num_bytes) || !Append(record)) {
-    if (replaces) Append(Ended(name));  // else it would come back
+    const absl::Status why = error();
+    if (replaces && Append(Ended(name))) SetError(why);  // else it would come back
     return false;
   }
   entries_[name] = {request, num_bytes, holder, absl::InfiniteFuture()};

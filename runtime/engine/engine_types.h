@@ -40,11 +40,6 @@ struct EngineConfig {
 
   // Blocks that one plan copies to the host: as many as steps compute, and some more.
   int64_t max_offloads() const { return 2 * (max_batched_tokens / block_size) + max_num_seqs; }
-  // And back, beside a step of so many tokens: it reads the weights, which takes as long as to
-  // compute some 256 tokens, and beyond these its time grows with them.
-  int64_t max_prefetches(int64_t num_tokens) const {
-    return num_prefetched_blocks * std::max<int64_t>(num_tokens / 256, 1);
-  }
 };
 
 // With so many losses in a row a request runs alone.

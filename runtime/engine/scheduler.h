@@ -48,7 +48,7 @@ class Scheduler {
   // EngineConfig's, of ranks that start now; after Reset.
   void SetHostBlocks(int64_t num_host_blocks, int64_t num_prefetched_blocks) {
     prefix_cache_.SetHostBlocks(config_.enable_prefix_cache ? num_host_blocks : 0);
-    config_.num_prefetched_blocks = num_prefetched_blocks;
+    num_prefetched_blocks_ = num_prefetched_blocks;
   }
   bool MayGuess() const;
   int64_t BlocksFor(int64_t num_tokens) const {
@@ -95,7 +95,7 @@ class Scheduler {
   Sequence* NextBehind(Sequence& sequence) const;
   using Waiting = std::set<Sequence*, GoesBefore>;
   bool MayAdmit(Waiting::const_iterator waiting) const;
-  enum class Outcome : uint8_t { kAdmitted, kLater, kAwaitsBlocks, kRefused };
+  enum class Outcome : uint8_t { kAdmitted, kLater, kRefused };
   Outcome TryAdmit(Sequence& sequence, int64_t most_tokens);
   int64_t NumReserved() const;
   Admission LookUp(const Sequence& sequence) const;
@@ -112,11 +112,12 @@ class Scheduler {
   void Ungate(Request& request, bool all);
   bool ExtendsBlockedPrefix(PrefixCache::Node parent, std::span<const int32_t> tokens) const;
 
-  EngineConfig config_;
+  const EngineConfig config_;
   SlotPool slots_;
   BlockPool pool_;
   PrefixCache prefix_cache_;
   OutputHistory history_;
+  int64_t num_prefetched_blocks_ = config_.num_prefetched_blocks;
 
   Waiting waiting_;
   std::vector<Sequence*> running_;  // in the order of GoesBefore

@@ -52,15 +52,15 @@ void Scheduler::StopWaiting(Sequence& sequence) {
 // Prompts under way and those that wait, in one order.
 void Scheduler::SchedulePrompts() {
   LetShortPromptsPass();
-  Outcome last = Outcome::kAdmitted;
+  bool admits = true;
   size_t at = 0;  // in running_
   while (budget_ > 0) {
     while (at < running_.size() && running_[at]->uncomputed() <= 1) ++at;
     Sequence* chunk = at < running_.size() ? running_[at] : nullptr;
-    Sequence* newcomer = last == Outcome::kAdmitted ? NextToAdmit() : nullptr;
+    Sequence* newcomer = admits ? NextToAdmit() : nullptr;
     if (newcomer != nullptr && (chunk == nullptr || GoesBefore()(newcomer, chunk))) {
-      last = TryAdmit(*newcomer, config_.max_model_len);
-      if (last == Outcome::kAdmitted) ++at;  // it stands before the chunk
+      admits = TryAdmit(*newcomer, config_.max_model_len) == Outcome::kAdmitted;
+      if (admits) ++at;  // it stands before the chunk
     } else if (chunk != nullptr) {
       AddWork(*chunk, std::min(chunk->uncomputed(), budget_));
       ++at;
@@ -101,18 +101,17 @@ void Scheduler::AdmitShortPrompts() {
     Outcome outcome = Outcome::kLater;
     if (passed == nullptr) {
       outcome = TryAdmit(*next, budget_);
-      if (outcome != Outcome::kAdmitted) passed = next;
+      if (outcome == Outcome::kLater) passed = next;
     } else if (std::ssize(next->tokens()) <= budget_) {
       outcome = leaves_room(*next) ? TryAdmit(*next, budget_) : Outcome::kRefused;
     }
     if (outcome == Outcome::kRefused) return;
-    // What passes grows, and would take the room that its blocks come back to, again and again.
-    if (passed == next && outcome == Outcome::kAwaitsBlocks) return;
     next = NextBehind(*next);
   }
 }
 
-// Of whom no more is uncomputed than that. Who finds no room is overtaken by nobody.
+// Of whom no more is uncomputed than that. Who finds no room, or awaits its blocks, is overtaken by
+// nobody.
 Scheduler::Outcome Scheduler::TryAdmit(Sequence& sequence, int64_t most_tokens) {
   if (!slots_.Next()) return Outcome::kRefused;
   // Preempted a moment ago: its last tokens are still to come.
@@ -122,13 +121,14 @@ Scheduler::Outcome Scheduler::TryAdmit(Sequence& sequence, int64_t most_tokens) 
   const std::optional<Admission> room = FindRoom(sequence);
   if (!room) return Outcome::kRefused;
   if (IsComputedNow(sequence, room->cached)) return Outcome::kLater;
-  const int64_t num_cached = room->cached.size() * config_.block_size;
-  if (std::ssize(sequence.tokens()) - num_cached > most_tokens) return Outcome::kLater;
-  // All others that run would wait until its blocks are back: they come beside their steps.
+  // All others that run would wait until its blocks are back: they come beside their steps. What
+  // passed it meanwhile would grow into the room that they come back to, again and again.
   if (room->cached.num_to_restore() > 0 && !running_.empty()) {
     one_awaits_blocks_ = true;
-    return Outcome::kAwaitsBlocks;
+    return Outcome::kRefused;
   }
+  const int64_t num_cached = room->cached.size() * config_.block_size;
+  if (std::ssize(sequence.tokens()) - num_cached > most_tokens) return Outcome::kLater;
   Admit(sequence, *room);
   num_opened_tokens_ = num_opened;
   AddWork(sequence, std::min(sequence.uncomputed(), budget_));
@@ -246,7 +246,12 @@ void Scheduler::HoldCached(const PrefixCache::Match& cached, int64_t most_copies
 // Beside a step of which nothing more is to be granted: nobody holds these blocks.
 std::vector<BlockCopy> Scheduler::Prefetch() {
   constexpr int64_t kMostLooks = 16;
-  const int64_t most = config_.max_prefetches(config_.max_batched_tokens - budget_);
+  // A step reads the weights, which takes as long as to compute some 256 tokens; beyond these its
+  // time grows with them.
+  constexpr int64_t kTokensOfShortestStep = 256;
+  const int64_t num_tokens = config_.max_batched_tokens - budget_;
+  const int64_t most =
+      num_prefetched_blocks_ * std::max<int64_t>(num_tokens / kTokensOfShortestStep, 1);
   std::vector<BlockCopy> copies;
   int64_t room = pool_.num_available() - NumReserved();
   int64_t looks = std::min(slots_.num_free(), kMostLooks);

@@ -205,6 +205,16 @@ TEST_F(JournalTest, TheLaterOfTwoRequestsOfOneNameCounts) {
   EXPECT_EQ(journal_->Find("a", kJournalStart)->request().token_ids().ids_size(), 9);
 }
 
+TEST_F(JournalTest, OfTwoOfOneNameTheFirstDoesNotComeBackForTheSecond) {
+  options_.max_bytes = 1000;
+  ASSERT_TRUE(Open().ok());
+  EXPECT_TRUE(journal_->Accept(RequestOf("a"), 1, kJournalStart));
+  EXPECT_FALSE(journal_->Accept(RequestOf("a", 2000), 2, kJournalStart)) << "there is no room";
+  EXPECT_FALSE(Has("a"));
+  ASSERT_TRUE(Open().ok());
+  EXPECT_FALSE(Has("a"));
+}
+
 TEST_F(JournalTest, ARequestWithoutAStreamIsForgottenAfterTheWindow) {
   ASSERT_TRUE(Open().ok());
   journal_->Accept(RequestOf("held"), 1, kJournalStart);
@@ -364,6 +374,15 @@ TEST_F(JournalTest, WriteThatFailsIsToldOnceAndForgottenWhenOneSucceeds) {
   EXPECT_EQ(told.size(), 1u);
   EXPECT_TRUE(journal_->Accept(RequestOf("long", 1000), 1, kJournalStart));
   EXPECT_TRUE(journal_->error().ok());
+}
+
+// The word that the first of two has ended is short, and finds room.
+TEST_F(JournalTest, ARecordThatFitsDoesNotHideOneThatDidNot) {
+  ASSERT_TRUE(Open().ok());
+  EXPECT_TRUE(journal_->Accept(RequestOf("a"), 1, kJournalStart));
+  const FileSizeLimit limit(1'000);
+  EXPECT_FALSE(journal_->Accept(RequestOf("a", 1000), 2, kJournalStart));
+  EXPECT_THAT(std::string(journal_->error().message()), HasSubstr("File too large"));
 }
 
 TEST_F(JournalTest, WhereItCannotBeReplacedRecordsAreWrittenAsLongAsItCanBeOpenedAgain) {

@@ -13,6 +13,7 @@
 namespace lockstep::engine {
 namespace {
 
+using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::Field;
 using ::testing::IsEmpty;
@@ -274,6 +275,9 @@ class PrefetchTest : public HostTierTest {
     for (int i = 0; i < 3; ++i) RunPrompt(Of(i, 21, 20 + i));  // five full blocks each
     RunPrompt(Of(3, 150 - 1, 10));                             // others take nearly all blocks
     RunPrompt(Of(4, 8, 11));
+    AddDecoding();
+  }
+  void AddDecoding() {
     EngineRequest decoding = Of(kDecoding, 2, 12);
     decoding.sampling.max_tokens = 60;
     Add(std::move(decoding));
@@ -330,10 +334,7 @@ TEST_F(PrefetchTest, MoreOfThemBesideLongSteps) {
   Start(config_);
   RunPrompt(Of(1, 81, 20));
   for (int i = 0; i < 3; ++i) RunPrompt(Of(2 + i, 1000, 30 + i));
-  EngineRequest decoding = Of(kDecoding, 2, 12);
-  decoding.sampling.max_tokens = 60;
-  Add(std::move(decoding));
-  Step();
+  AddDecoding();
   EngineRequest first = Of(20, 600, 40);  // with the token that is decoded, 2 x 256 and some
   first.priority = -1;
   Add(std::move(first));
@@ -374,6 +375,21 @@ TEST_F(PrefetchTest, NobodyPassesMeanwhile) {
   EXPECT_EQ(plan.opened[0].tokens.front(), 20);
 }
 
+// Who found no room, and then does, is not for other replicas while its blocks come.
+TEST_F(PrefetchTest, WhoAwaitsItsBlocksLooksForNoRoomElsewhere) {
+  Begin();
+  EngineRequest large = Of(19, 4 * 32 + 1, 60);
+  large.sampling.max_tokens = 10;
+  Add(std::move(large));
+  Step();
+  Add(Of(20, 21, 20));
+  Step();
+  ASSERT_NE(engine_->StrandedRequest(), nullptr);
+  engine_->Abort(19);
+  EXPECT_THAT(Next().prefetched, SizeIs(3));
+  EXPECT_EQ(engine_->StrandedRequest(), nullptr);
+}
+
 // Whoever runs would wait for them; with nobody there, all come at once.
 TEST_F(PrefetchTest, WhoIsAloneDoesNotWait) {
   Begin();
@@ -385,8 +401,8 @@ TEST_F(PrefetchTest, WhoIsAloneDoesNotWait) {
   EXPECT_THAT(plan.opened, SizeIs(1));
 }
 
-// Short ones that pass, step after step, do not keep it waiting.
-TEST_F(PrefetchTest, WhoAwaitsItsBlocksIsNotOvertakenForEver) {
+// Nor beside a prompt of many steps, which short ones pass.
+TEST_F(PrefetchTest, NorWhereShortOnesPassALongPrompt) {
   config_.num_blocks = 300;
   config_.num_host_blocks = 1000;
   config_.max_model_len = 600;
@@ -395,7 +411,6 @@ TEST_F(PrefetchTest, WhoAwaitsItsBlocksIsNotOvertakenForEver) {
   config_.num_prefetched_blocks = 4;
   Start(config_);
   RunPrompt(Of(1, 193, 10));  // 48 full blocks
-  for (int32_t token = 50; token < 90; ++token) RunPrompt(Of(token, 6, token));
   for (int32_t token = 30; token < 33; ++token) RunPrompt(Of(token, 550, token));
   Add(Of(100, 500, 40));  // many steps
   Step();
@@ -403,14 +418,9 @@ TEST_F(PrefetchTest, WhoAwaitsItsBlocksIsNotOvertakenForEver) {
   waiting.priority = -1;
   Add(std::move(waiting));
   for (int32_t token = 50; token < 90; ++token) Add(Of(100 + token, 6, token));
-  int num_steps = 0;
-  for (bool has_come = false; !has_come && num_steps < 100; ++num_steps) {
-    const StepPlan plan = Next();
-    has_come = std::ranges::any_of(plan.opened,
-                                   [](const SlotOpen& open) { return open.tokens.size() == 204; });
-    Commit();
-  }
-  EXPECT_EQ(num_steps, 48 / 4 + 1);
+  for (const StepPlan& plan : NextFew(48 / 4)) EXPECT_THAT(plan.opened, IsEmpty());
+  EXPECT_THAT(Next().opened, Contains(Field(&SlotOpen::num_computed_tokens, 192u)));
+  Commit();
   while (!engine_->Idle()) Step();
 }
 

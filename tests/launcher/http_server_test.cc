@@ -427,19 +427,29 @@ TEST(HttpServerTest, WhoIsIdleMakesRoomTheLongestFirst) {
   EXPECT_THAT(first.ReadAll(), HasSubstr("GET /c ."));
 }
 
-// Nor by announcing bodies that do not come.
-TEST(HttpServerTest, SoDoesWhoseBodyIsAwaitedForLong) {
-  HttpServerOptions options;
-  options.limits.max_connections = 2;
-  options.limits.body_timeout_when_full = absl::Milliseconds(5);
-  RunningHttpServer server(options, &Repeat);
-  RawClient first(server.port()), second(server.port());
-  for (RawClient* client : {&first, &second}) {
-    client->Send("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nx");
+// Nor by requests that do not end: whose bodies do not come, or of which a letter has come behind
+// another one.
+TEST(HttpServerTest, SoDoesWhoseRequestIsAwaitedForLong) {
+  const std::string body =
+      "POST / HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 100\r\n\r\n";
+  struct Case {
+    std::string begun;
+    std::string answer;  // after which the rest is awaited
+  };
+  for (const Case& each : {Case{body, "100 Continue"}, Case{Get("/a") + "G", "GET /a ."}}) {
+    HttpServerOptions options;
+    options.limits.max_connections = 2;
+    options.limits.body_timeout_when_full = absl::Milliseconds(5);
+    RunningHttpServer server(options, &Repeat);
+    RawClient first(server.port()), second(server.port());
+    for (RawClient* client : {&first, &second}) {
+      client->Send(each.begun);
+      client->ReadUntil(each.answer);
+    }
+    RawClient third(server.port());
+    third.Send(Get("/b", kLast));
+    EXPECT_THAT(third.ReadAll(), HasSubstr("GET /b .")) << each.begun;
   }
-  RawClient third(server.port());
-  third.Send(Get("/b", kLast));
-  EXPECT_THAT(third.ReadAll(), HasSubstr("GET /b ."));
 }
 
 TEST(HttpServerTest, DrainingEndsIdleConnectionsAndLetsAnswersEnd) {

@@ -97,6 +97,13 @@ TEST_F(ModelQuantizerTest, ALinkThatLeadsNowhereIsNamed) {
   ExpectNothingIsLeft();
 }
 
+TEST_F(ModelQuantizerTest, AFileTooLargeToComeAlongIsNamed) {
+  std::filesystem::resize_file(input_ / "tokenizer.json", (int64_t{256} << 20) + 1);
+  EXPECT_THAT(std::string(Quantize().message()),
+              HasSubstr("tokenizer.json has 268435457 bytes, at most 268435456 are copied"));
+  ExpectNothingIsLeft();
+}
+
 TEST_F(ModelQuantizerTest, NumbersThatAreNotFiniteAreRefusedByTheirMatrix) {
   const auto checkpoint = Checkpoint::Open(input_);
   ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
