@@ -29,13 +29,13 @@ std::optional<Scheduler::Step> Scheduler::Schedule(uint64_t step_id, const Reque
   if (alone != nullptr) PreemptAllBut(*alone);
   budget_ = config_.max_batched_tokens;
   num_opened_tokens_ = 0;
-  one_awaits_blocks_ = false;
   uint64_t num_preemptions;
   if (AwaitsGuesser()) return std::nullopt;
   // Before their blocks may be given to others.
   if (plan_.offloaded.empty()) plan_.offloaded = prefix_cache_.TakeOffloads(config_.max_offloads());
   do {
     num_preemptions = counts_.num_preemptions;
+    awaiting_.reset();
     ScheduleDecodes();
     SchedulePrompts();
     // When all that was chosen gave way to itself, others can move now.
@@ -127,6 +127,7 @@ void Scheduler::AddWork(Sequence& sequence, int64_t num_tokens, std::vector<int3
 
 std::optional<Scheduler::Step> Scheduler::TakeStep() {
   if (chunks_.empty() && decodes_.empty()) return std::nullopt;  // what is to be closed can wait
+  if (awaiting_) plan_.prefetched = Prefetch();
   Step step;
   step.plan = std::exchange(plan_, {});
   step.plan.step_id = step_id_;
@@ -145,7 +146,6 @@ std::optional<Scheduler::Step> Scheduler::TakeStep() {
     }
   }
   step.plan.closed = slots_.TakeClosing();
-  if (one_awaits_blocks_) step.plan.prefetched = Prefetch();
   counts_.blocks_offloaded += step.plan.offloaded.size();
   counts_.blocks_restored += step.plan.restored.size() + step.plan.prefetched.size();
   return step;

@@ -137,7 +137,12 @@ class Scheduler {
   const Request* alone_ = nullptr;
   int64_t budget_ = 0;
   int64_t num_opened_tokens_ = 0;
-  bool one_awaits_blocks_ = false;  // that only the host has
+  // One that has room, but some of its blocks only on the host; until others take blocks.
+  struct Awaiting {
+    Sequence* sequence = nullptr;
+    Admission admission;
+  };
+  std::optional<Awaiting> awaiting_;
   int64_t drafts_left_ = 0;
   int64_t num_guessers_left_ = 0;
   StepPlan plan_;

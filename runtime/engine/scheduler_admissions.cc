@@ -114,6 +114,7 @@ void Scheduler::AdmitShortPrompts() {
 // nobody.
 Scheduler::Outcome Scheduler::TryAdmit(Sequence& sequence, int64_t most_tokens) {
   if (!slots_.Next()) return Outcome::kRefused;
+  if (awaiting_ && awaiting_->sequence == &sequence) return Outcome::kRefused;
   // Preempted a moment ago: its last tokens are still to come.
   if (sequence.steps_in_flight > 0) return Outcome::kRefused;
   const int64_t num_opened = num_opened_tokens_ + sequence.num_opened_tokens();
@@ -124,7 +125,7 @@ Scheduler::Outcome Scheduler::TryAdmit(Sequence& sequence, int64_t most_tokens) 
   // All others that run would wait until its blocks are back: they come beside their steps. What
   // passed it meanwhile would grow into the room that they come back to, again and again.
   if (room->cached.num_to_restore() > 0 && !running_.empty()) {
-    one_awaits_blocks_ = true;
+    awaiting_ = {&sequence, *room};
     return Outcome::kRefused;
   }
   const int64_t num_cached = room->cached.size() * config_.block_size;
@@ -242,8 +243,8 @@ void Scheduler::HoldCached(const PrefixCache::Match& cached, int64_t most_copies
   }
 }
 
-// For those that wait, in their order, as far as there is room for all that each of them needs.
-// Beside a step of which nothing more is to be granted: nobody holds these blocks.
+// For who awaits its blocks, then for those behind it, as far as there is room for all that each of
+// them needs. Beside a step of which nothing more is to be granted: nobody holds these blocks.
 std::vector<BlockCopy> Scheduler::Prefetch() {
   constexpr int64_t kMostLooks = 16;
   // A step reads the weights, which takes as long as to compute some 256 tokens; beyond these its
@@ -255,14 +256,15 @@ std::vector<BlockCopy> Scheduler::Prefetch() {
   std::vector<BlockCopy> copies;
   int64_t room = pool_.num_available() - NumReserved();
   int64_t looks = std::min(slots_.num_free(), kMostLooks);
-  for (Sequence* next = NextToAdmit(); next != nullptr && looks > 0; --looks) {
-    const int64_t left = most - std::ssize(copies);
-    const Admission wanted = LookUp(*next);
+  auto [next, wanted] = *std::move(awaiting_);
+  for (; looks > 0; --looks) {
     room -= wanted.need;
-    if (left == 0 || room < 0) break;
+    if (room < 0) break;
     BlockTable held(pool_);  // now most recently used
-    HoldCached(wanted.cached, left, copies, held);
+    HoldCached(wanted.cached, most - std::ssize(copies), copies, held);
     next = NextBehind(*next);
+    if (next == nullptr || std::ssize(copies) == most) break;
+    wanted = LookUp(*next);
   }
   return copies;
 }
@@ -270,6 +272,7 @@ std::vector<BlockCopy> Scheduler::Prefetch() {
 void Scheduler::Admit(Sequence& sequence, const Admission& admission) {
   StopWaiting(sequence);
   blocked_.sequence = nullptr;
+  awaiting_.reset();
   sequence.state = Sequence::State::kRunning;
   sequence.slot = slots_.Take();
   sequence.last_sample_step = 0;
